@@ -1,0 +1,180 @@
+"""Artifacts: immutable directories named by their content.
+
+An artifact is a directory with a `manifest.json`. The manifest holds no clock, host name or path,
+so equal work gives an equal digest; what was true only of one run stands in `run.json` beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from delivery.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MANIFEST = "manifest.json"
+RUN_RECORD = "run.json"
+_UNHASHED = frozenset({MANIFEST, RUN_RECORD})
+_CHUNK_BYTES = 1 << 22
+
+Json = Any
+Digests = str | tuple[str, ...]
+
+
+class Kind(StrEnum):
+    """What an artifact is; steps declare the kinds that they take and make."""
+
+    CHECKPOINT = "checkpoint"
+    CALIBRATION = "calibration"
+    ENGINE = "engine"
+    REPORT = "report"
+    BASELINE = "baseline"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """One file of an artifact: `path` is relative, with forward slashes."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an artifact is and what it was made from.
+
+    `params` is what the step was told, `inputs` maps a role to the digest (or digests) of what it
+    was made from, `step_version` is bumped when the same params give another output.
+    """
+
+    kind: Kind
+    step: str
+    step_version: int
+    params: Mapping[str, Json] = field(default_factory=dict)
+    inputs: Mapping[str, Digests] = field(default_factory=dict)
+    files: tuple[FileRef, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "kind": self.kind.value,
+            "step": self.step,
+            "step_version": self.step_version,
+            "params": dict(self.params),
+            "inputs": {r: list(d) if isinstance(d, tuple) else d for r, d in self.inputs.items()},
+            "files": [
+                {"path": f.path, "sha256": f.sha256, "size_bytes": f.size_bytes}
+                for f in sorted(self.files, key=lambda f: f.path)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Manifest:
+        return cls(
+            kind=Kind(data["kind"]),
+            step=str(data["step"]),
+            step_version=int(data["step_version"]),
+            params=dict(data["params"]),
+            inputs={r: tuple(d) if isinstance(d, list) else str(d) for r, d in data["inputs"].items()},
+            files=tuple(
+                FileRef(str(f["path"]), str(f["sha256"]), int(f["size_bytes"])) for f in data["files"]
+            ),
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: 64 hexadecimal digits."""
+        return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A committed artifact: its directory and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def kind(self) -> Kind:
+        return self.manifest.kind
+
+    def file(self, name: str) -> Path:
+        """The path of a file inside the artifact (not checked to exist)."""
+        return self.path / name
+
+
+def canonical_json(value: Json) -> str:
+    """JSON with sorted keys, no spaces and no NaN: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def hash_file(path: Path) -> FileRef:
+    """SHA-256 and size of one file; `path` in the result is the bare file name."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+    return FileRef(path.name, digest.hexdigest(), size_bytes)
+
+
+def hash_tree(directory: Path) -> tuple[FileRef, ...]:
+    """References to every file below `directory` but the manifest and the run record."""
+    return tuple(
+        FileRef(name, ref.sha256, ref.size_bytes)
+        for name, path in _walk(directory)
+        for ref in (hash_file(path),)
+    )
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Artifact:
+    """Write `manifest.json` whole or not at all, and return the artifact."""
+    temporary = directory / f".{MANIFEST}.{os.getpid()}"
+    temporary.write_text(json.dumps(manifest.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(temporary, directory / MANIFEST)
+    return Artifact(directory, manifest)
+
+
+def read_artifact(directory: Path) -> Artifact:
+    """The artifact in `directory`.
+
+    Raises DataError `not-an-artifact` or `manifest-damaged`.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise DataError(
+            "not-an-artifact",
+            f"{directory} is not an artifact",
+            why=f"it has no {MANIFEST}",
+            hint="deliver ls",
+        )
+    try:
+        return Artifact(directory, Manifest.from_json(json.loads(path.read_text("utf-8"))))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            "manifest-damaged",
+            f"{path} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            hint="run the step that made it again with --force",
+        ) from error
+
+
+def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            name = PurePosixPath(path.relative_to(directory)).as_posix()
+            if name not in _UNHASHED:
+                yield name, path

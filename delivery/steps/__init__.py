@@ -1,0 +1,31 @@
+"""Steps, one per file: `steps/<name>.py` holds the step class of that name.
+
+Names are known without importing a step; a class is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from delivery.errors import UsageError, did_you_mean
+
+_ORDER = ("convert", "calibrate", "quantize", "build", "smoke", "evaluate", "compare", "package")
+
+
+def step_names() -> tuple[str, ...]:
+    """Every step, the chain's own in their order first."""
+    found = {m.name for m in iter_modules(__path__)} - {"step"}
+    return (*(n for n in _ORDER if n in found), *sorted(found.difference(_ORDER)))
+
+
+def step_class(name: str) -> type[Any]:
+    """The step class called `name`. Raises UsageError `unknown-step`."""
+    if name not in step_names():
+        raise UsageError("unknown-step", f"there is no step {name!r}", hint=did_you_mean(name, step_names()))
+    module = import_module(f"{__name__}.{name}")
+    for value in vars(module).values():
+        if isinstance(value, type) and getattr(value, "name", None) == name:
+            return value
+    raise TypeError(f"steps/{name}.py holds no step called {name!r}")

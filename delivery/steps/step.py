@@ -1,0 +1,183 @@
+"""What a step is: a frozen dataclass whose fields are its options and whose docstring is its help.
+
+A *transform* makes a new artifact in `run`. A *check* measures in `run` and judges in `judge`: the
+measurement is cached, the verdict is recomputed every time, so that a changed limit or baseline
+judges again without measuring again.
+
+Step modules are imported for `--help`, so they import torch inside `run` only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+from delivery.artifact import Artifact, Json, Kind
+
+Severity = Literal["info", "warning", "error"]
+Direction = Literal["lower", "higher", "both"]
+T = TypeVar("T")
+
+# The declared type of a step's input field. Its value is the reference as written (a digest prefix,
+# a path or a tag); the runner resolves it and `ctx.input(role)` gives the artifact.
+Input = str | Sequence[str] | None
+
+
+def takes(kind: Kind, help: str = "", *, optional: bool = False, many: bool = False) -> Any:
+    """Declare an input: its role is the field's name."""
+    return dataclasses.field(
+        default=() if many else None,
+        metadata={"input": True, "kind": kind, "help": help, "optional": optional, "many": many},
+    )
+
+
+def param(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+    secret: bool = False,
+    judges: bool = False,
+    local: bool = False,
+    metavar: str | None = None,
+) -> Any:
+    """Declare a parameter.
+
+    choices: allowed values, or a function that lists them (called when needed, never at import).
+    secret: never written to a manifest, a log or a report.
+    judges: enters the verdict only, so it is not part of the measurement's cache key.
+    local: how the work is done here (threads, cache folders), not what comes out; not in the key.
+    """
+    metadata = {
+        "input": False,
+        "help": help,
+        "choices": choices,
+        "secret": secret,
+        "judges": judges,
+        "local": local,
+        "metavar": metavar,
+    }
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Task(Protocol):
+    """A progress bar, or plain lines where stderr is no terminal."""
+
+    def advance(self, amount: float = 1) -> None: ...
+    def note(self, text: str) -> None: ...
+    def __enter__(self) -> Task: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class StepContext(Protocol):
+    """What a running step is given."""
+
+    out: Path
+    """Temporary directory that becomes the artifact by rename."""
+    scratch: Path
+    """Survives a kill; keyed by the cache key and locked: per-layer resume lives here."""
+    device: str
+    seed: int
+
+    def input(self, role: str) -> Artifact: ...
+    def inputs(self, role: str) -> list[Artifact]: ...
+    def has(self, role: str) -> bool: ...
+    def progress(self, title: str, total: float, unit: str) -> Task: ...
+    def metric(self, name: str, value: float, unit: str, direction: Direction) -> None: ...
+    def finding(self, severity: Severity, text: str) -> None: ...
+
+
+class JudgeContext(Protocol):
+    """What a check's verdict is made from: the measurement, the limits and the baselines."""
+
+    measurement: Artifact
+    out: Path
+    """Already holds links to the measurement's files; `judge` adds `report.json` and its renderings."""
+    model: str
+    """Name of the model, as baselines are filed under it."""
+    gate: Mapping[str, Json]
+    """The pipeline's `gate:` section as plain JSON: metrics, limits, slo, missing_baseline, waivers."""
+    baselines: Path
+    """Folder of committed baselines."""
+    local_baselines: Path
+    """Folder under the workdir, where a bootstrapped baseline is recorded."""
+
+    def input(self, role: str) -> Artifact: ...
+    def has(self, role: str) -> bool: ...
+
+
+class Step(Protocol):
+    """The contract of a step class; `@step` checks it."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    makes: ClassVar[Kind]
+    libraries: ClassVar[tuple[str, ...]]
+    """Distributions whose version shapes the output, and so the cache key."""
+    device_matters: ClassVar[bool]
+    """Whether the output depends on the class of the device."""
+
+    def run(self, ctx: StepContext) -> None: ...
+
+    def external(self) -> Mapping[str, str]:
+        """Name → SHA-256 of every outside file or text that shapes the output."""
+        ...
+
+    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+        """Peak memory foretold from config and headers alone, without torch; None when unknown."""
+        ...
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared field of a step, as the command line and the pipeline file see it."""
+
+    name: str
+    type: str
+    default: Any
+    metadata: Mapping[str, Any]
+
+    @property
+    def is_input(self) -> bool:
+        return bool(self.metadata["input"])
+
+
+def fields_of(cls: type[Any]) -> tuple[Field, ...]:
+    """The declared fields in order. Raises TypeError for one made without `param` or `takes`."""
+    out = []
+    for f in dataclasses.fields(cls):
+        if "input" not in f.metadata:
+            raise TypeError(f"{cls.__name__}.{f.name}: declare step fields with param() or takes()")
+        made = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        out.append(Field(f.name, str(f.type), made, f.metadata))
+    return tuple(out)
+
+
+def step(cls: type[T]) -> type[T]:
+    """Check a step class and fill in what it leaves out; stands above `@dataclass(frozen=True, ...)`."""
+    for name in ("name", "makes"):
+        if not hasattr(cls, name):
+            raise TypeError(f"{cls.__name__} needs a class variable {name!r}")
+    for name, value in (("version", 1), ("libraries", ()), ("device_matters", False)):
+        if not hasattr(cls, name):
+            setattr(cls, name, value)
+    if not hasattr(cls, "external"):
+        cls.external = lambda self: {}  # type: ignore[attr-defined]
+    if not hasattr(cls, "predict_peak_bytes"):
+        cls.predict_peak_bytes = lambda self, inputs: None  # type: ignore[attr-defined]
+    fields_of(cls)
+    return cls
+
+
+def is_check(cls: type[Any]) -> bool:
+    """Whether the step judges: it has a `judge(ctx: JudgeContext) -> Report`."""
+    return hasattr(cls, "judge")
+
+
+def input_roles(cls: type[Any]) -> Iterable[str]:
+    return (f.name for f in fields_of(cls) if f.is_input)
