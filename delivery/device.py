@@ -38,7 +38,7 @@ class DeviceFingerprint:
         """A short file name: the device's name and eight digits of the fingerprint's SHA-256."""
         digest = hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()[:8]
         words = "".join(c if c.isalnum() else "-" for c in self.name.lower()).split("-")
-        return "-".join([w for w in words if w][:5] + [digest])
+        return "-".join([*[w for w in words if w][:5], digest])
 
 
 def resolve_device(device: str) -> str:
