@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delivery.errors import DataError
 
@@ -23,6 +26,7 @@ MANIFEST = "manifest.json"
 RUN_RECORD = "run.json"
 _UNHASHED = frozenset({MANIFEST, RUN_RECORD})
 _CHUNK_BYTES = 1 << 22
+_FICLONE = 0x40049409  # linux/fs.h
 
 Json = Any
 Digests = str | tuple[str, ...]
@@ -120,8 +124,48 @@ def canonical_json(value: Json) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+class HashMemo(Protocol):
+    """Remembers digests of files that have not changed since they were read."""
+
+    def get(self, path: Path) -> str | None: ...
+    def put(self, path: Path, sha256: str, *, settled: bool = False) -> None: ...
+
+
+_memo: ContextVar[HashMemo | None] = ContextVar("hash_memo", default=None)
+
+
+@contextmanager
+def remembered_hashes(memo: HashMemo) -> Iterator[None]:
+    """Inside this block `hash_file` reads only files that `memo` does not know as they are."""
+    token = _memo.set(memo)
+    try:
+        yield
+    finally:
+        _memo.reset(token)
+
+
+def note_hash(path: Path, sha256: str) -> None:
+    """Tell the memo in force, if any, the digest of a file just written, so nobody reads it again."""
+    if (memo := _memo.get()) is not None:
+        memo.put(path, sha256, settled=True)
+
+
 def hash_file(path: Path) -> FileRef:
     """SHA-256 and size of one file; `path` in the result is the bare file name."""
+    memo = _memo.get()
+    known = memo.get(path) if memo else None
+    if known is not None:
+        return FileRef(path.name, known, path.stat().st_size)
+    before = path.stat()
+    ref = read_hash(path)
+    after = path.stat()
+    if memo and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+        memo.put(path, ref.sha256)
+    return ref
+
+
+def read_hash(path: Path) -> FileRef:
+    """As `hash_file`, but always reads the file."""
     digest = hashlib.sha256()
     size_bytes = 0
     with path.open("rb") as stream:
@@ -135,7 +179,7 @@ def hash_tree(directory: Path) -> tuple[FileRef, ...]:
     """References to every file below `directory` but the manifest and the run record."""
     return tuple(
         FileRef(name, ref.sha256, ref.size_bytes)
-        for name, path in _walk(directory)
+        for name, path in walk(directory)
         for ref in (hash_file(path),)
     )
 
@@ -172,9 +216,50 @@ def read_artifact(directory: Path) -> Artifact:
         ) from error
 
 
-def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            name = PurePosixPath(path.relative_to(directory)).as_posix()
-            if name not in _UNHASHED:
-                yield name, path
+def walk(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of every file below `directory` that an artifact's digest covers, sorted.
+
+    Left out: the manifest and the run record, and everything hidden (a `.git` folder, say).
+    """
+    for folder, folders, names in os.walk(directory):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        here = Path(folder)
+        for name in sorted(names):
+            relative = PurePosixPath((here / name).relative_to(directory)).as_posix()
+            if not name.startswith(".") and relative not in _UNHASHED:
+                yield relative, here / name
+
+
+def place(source: Path, target: Path) -> None:
+    """Make `target` a file with the content of `source`, without writing it twice where possible.
+
+    In this order: reflink (a copy on write), hard link, copy. With a hard link the two share one
+    inode, so give it only files that nobody writes to any more: files of artifacts.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if reflink(source, target):
+        return
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def reflink(source: Path, target: Path) -> bool:
+    """Clone `source` into the new file `target`; False where the file system cannot."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        return False
+    with source.open("rb") as reader, target.open("xb") as writer:
+        try:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+        except OSError:
+            cloned = False
+        else:
+            cloned = True
+    if not cloned:
+        target.unlink()
+    return cloned

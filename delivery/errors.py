@@ -6,6 +6,8 @@ A class decides the exit code; a stable kebab-case `code` names the case. Every 
 
 from __future__ import annotations
 
+import errno
+import os
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
@@ -89,3 +91,49 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     choices = sorted(known)
     near = get_close_matches(name, choices, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large")
+
+
+def environment_error(error: BaseException) -> EnvironmentLacking | None:
+    """What this machine lacked, where that is the cause of an unexpected error; None otherwise.
+
+    A full disk, memory that ran out and a file that may not be written surface as errors of many
+    libraries; the whole chain of causes is searched.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if (found := _lacking(seen)) is not None:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _lacking(error: BaseException) -> EnvironmentLacking | None:
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    path = getattr(error, "filename", None)
+    if number in _FULL or any(full in text for full in _FULL_TEXTS):
+        return EnvironmentLacking(
+            "disk-full",
+            f"no space left to write {path}" if path else "no space left on the disk",
+            why=text.partition(":")[0] if number is None else os.strerror(number),
+            hint="free space with `deliver gc`, or choose another disk with --workdir",
+        )
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return EnvironmentLacking(
+            "out-of-memory",
+            "memory ran out",
+            why=text.splitlines()[0] if text else "an allocation was refused",
+            hint="`deliver run --plan` shows the predicted peak of every step",
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return EnvironmentLacking(
+            "not-permitted",
+            f"may not access {path}" if path else "access was refused",
+            why=os.strerror(number or 0),
+            hint="check the owner and mode of that path, or choose another --workdir",
+        )
+    return None

@@ -5,6 +5,7 @@ Names are known without importing a step; a class is loaded when it is used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -29,3 +30,22 @@ def step_class(name: str) -> type[Any]:
         if isinstance(value, type) and getattr(value, "name", None) == name:
             return value
     raise TypeError(f"steps/{name}.py holds no step called {name!r}")
+
+
+class _Catalog(Mapping[str, type[Any]]):
+    """Step name → step class; looking a name up imports its file."""
+
+    def __getitem__(self, name: str) -> type[Any]:
+        return step_class(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in step_names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(step_names())
+
+    def __len__(self) -> int:
+        return len(step_names())
+
+
+CATALOG: Mapping[str, type[Any]] = _Catalog()

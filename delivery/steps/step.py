@@ -27,7 +27,14 @@ Input = str | Sequence[str] | None
 
 
 def takes(kind: Kind, help: str = "", *, optional: bool = False, many: bool = False) -> Any:
-    """Declare an input: its role is the field's name."""
+    """Declare an input: its role is the field's name.
+
+    In a pipeline that does not say what it is, a role is bound by these rules:
+    `source` to the checkpoint that everything before descends from (the convert step's);
+    a `many` role to every earlier step that makes the kind;
+    an optional role of a kind that another role of the step has too, to nothing;
+    any other to the nearest earlier step that makes the kind.
+    """
     return dataclasses.field(
         default=() if many else None,
         metadata={"input": True, "kind": kind, "help": help, "optional": optional, "many": many},
@@ -101,7 +108,11 @@ class JudgeContext(Protocol):
     model: str
     """Name of the model, as baselines are filed under it."""
     gate: Mapping[str, Json]
-    """The pipeline's `gate:` section as plain JSON: metrics, limits, slo, missing_baseline, waivers."""
+    """The pipeline's `gate:` section as plain JSON: metrics, limits, slo, missing_baseline, waivers.
+
+    Waivers are applied by the runner after `judge`: it turns a metric of status `fail` into `waived`
+    and a FAIL none of whose metrics still fails into WAIVED. So every reason to fail is a metric.
+    """
     baselines: Path
     """Folder of committed baselines."""
     local_baselines: Path
@@ -120,7 +131,9 @@ class Step(Protocol):
     libraries: ClassVar[tuple[str, ...]]
     """Distributions whose version shapes the output, and so the cache key."""
     device_matters: ClassVar[bool]
-    """Whether the output depends on the class of the device."""
+    """Whether the output depends on the class of the device (default no)."""
+    seed_matters: ClassVar[bool]
+    """Whether the output depends on the pipeline's seed (default yes)."""
 
     def run(self, ctx: StepContext) -> None: ...
 
@@ -163,7 +176,12 @@ def step(cls: type[T]) -> type[T]:
     for name in ("name", "makes"):
         if not hasattr(cls, name):
             raise TypeError(f"{cls.__name__} needs a class variable {name!r}")
-    for name, value in (("version", 1), ("libraries", ()), ("device_matters", False)):
+    for name, value in (
+        ("version", 1),
+        ("libraries", ()),
+        ("device_matters", False),
+        ("seed_matters", True),
+    ):
         if not hasattr(cls, name):
             setattr(cls, name, value)
     if not hasattr(cls, "external"):

@@ -1,0 +1,96 @@
+"""The edge: runs a command, shows its error, gives the exit code. The one `except Exception` is here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delivery.cli._group import commands
+from delivery.cli._session import Session
+from delivery.errors import DeliverError, UsageError, environment_error
+from delivery.steps import CATALOG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | None = None) -> int:
+    """Run `deliver` with `args` (default: the process' own) and return the exit code.
+
+    0 pass; 1 a step failed; 2 usage or configuration; 3 gate failed; 4 undecided; 5 baseline missing
+    or incompatible; 6 environment lacking; 70 a bug; 130 interrupted. `steps` replaces the catalogue.
+    """
+    session = Session(steps=CATALOG if steps is None else steps)
+    try:
+        result = commands.main(
+            args=None if args is None else list(args),
+            prog_name="deliver",
+            standalone_mode=False,
+            obj=session,
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except DeliverError as error:
+        return _show(error, session)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return UsageError.exit_code
+    except click.ClickException as error:
+        return _show(_usage(error), session)
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout (`| head`) has gone; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        known = environment_error(error)
+        return _show(known, session) if known else _bug(error, session)
+
+
+def _show(error: DeliverError, session: Session) -> int:
+    if session.debug:
+        traceback.print_exc()
+    print(error.render(), file=sys.stderr)
+    return error.exit_code
+
+
+def _usage(error: click.ClickException) -> UsageError:
+    """A click error in our own shape; `Did you mean` stays in its message."""
+    ctx = getattr(error, "ctx", None)
+    what = " ".join(error.format_message().split()).rstrip(".")
+    return UsageError("usage", what, hint=f"{ctx.command_path} --help" if ctx else "deliver --help")
+
+
+def _bug(error: Exception, session: Session) -> int:
+    """Report an unexpected error shortly; the traceback goes to a log (or to stderr with --debug)."""
+    where = ""
+    if session.debug:
+        traceback.print_exc()
+    else:
+        where = _write_log(session.workdir / "logs")
+    text = traceback.format_exception_only(error)[-1].strip()
+    print(f"error[bug]: deliver itself failed: {text}", file=sys.stderr)
+    print(f"  why:  an unexpected error{where}", file=sys.stderr)
+    print("  hint: deliver --debug ... shows the traceback; please report it with that text", file=sys.stderr)
+    return EXIT_BUG
+
+
+def _write_log(folder: Path) -> str:
+    path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{sys.argv}\n\n{traceback.format_exc()}", "utf-8")
+    except OSError as failure:
+        return f" (its traceback could not be written: {failure.strerror})"
+    return f"; traceback in {path}"

@@ -1,0 +1,82 @@
+"""Digests of files remembered by device, inode, size and modification time, so nothing is read twice.
+
+Kept in SQLite, which survives a kill and serves several runs at once. It is only a memo: when it
+cannot be read or written, files are hashed again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A file changed so recently could change again without its time moving: clocks of file systems are coarse.
+SETTLED_NS = 50_000_000
+
+
+class HashMemo:
+    """`get` and `put` digests; see `delivery.artifact.remembered_hashes`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._database: sqlite3.Connection | None = None
+
+    def get(self, path: Path) -> str | None:
+        """The digest of `path`, if it is known and the file's size, time and inode are as they were."""
+        with suppress(sqlite3.Error):
+            row = (
+                self._open()
+                .execute(
+                    "SELECT sha256 FROM hashes WHERE device=? AND inode=? AND size=? AND mtime_ns=?",
+                    _identity(path),
+                )
+                .fetchone()
+            )
+            return None if row is None else str(row[0])
+        return None
+
+    def put(self, path: Path, sha256: str, *, settled: bool = False) -> None:
+        """Remember a digest. `settled` says that nobody writes to the file any more."""
+        identity = _identity(path)
+        if not settled and time.time_ns() - identity[3] < SETTLED_NS:
+            return
+        with suppress(sqlite3.Error), self._open() as database:
+            database.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (*identity, sha256))
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            try:
+                self._database = self._connect()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                self._path.unlink()  # not a database: damaged, and only a memo
+                self._database = self._connect()
+        return self._database
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=10, check_same_thread=False)
+        try:
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS hashes (device INTEGER, inode INTEGER, size INTEGER,"
+                " mtime_ns INTEGER, sha256 TEXT, PRIMARY KEY (device, inode)) WITHOUT ROWID"
+            )
+            database.execute("PRAGMA synchronous=OFF")
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
