@@ -1,0 +1,115 @@
+"""The decoder block: the one description of what a model computes.
+
+Calibration, evaluation and the engine all run this function; they differ in the mixer (dense or
+paged attention) and in the forms of the weights (float, quantised, fused), never in the arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from delivery.model.attention import Mixer
+from delivery.model.config import ModelConfig
+from delivery.model.weights import Activation, BlockWeights, Projection
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def block(
+    config: ModelConfig,
+    layer: int,
+    weights: BlockWeights,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    mix: Mixer,
+) -> torch.Tensor:
+    """hidden [T, H] → [T, H]: a flat batch of T tokens through decoder block `layer`.
+
+    positions: int64 [T], each token's place in its own sequence. Nothing is changed in place.
+    """
+    residual, delta = stream(config, layer, weights, hidden, None, positions, mix)
+    return residual + delta
+
+
+def stream(
+    config: ModelConfig,
+    layer: int,
+    weights: BlockWeights,
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    positions: torch.Tensor,
+    mix: Mixer,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`block` with the last addition left to the next norm: (residual, delta) → (residual, delta).
+
+    The hidden state is residual + delta; a chain of these lets add and norm be one kernel.
+    """
+    norms = weights.norms
+    x, residual = _normed(norms["input_norm"], residual, delta)
+    mixed = _attention(config, layer, weights, x, positions, mix)
+    if config.sandwich_norms:
+        mixed = norms["post_attention_norm"](mixed)
+    x, residual = _normed(norms["pre_mlp_norm"], residual, mixed)
+    out = _mlp(config, weights, "", x)
+    return residual, norms["post_mlp_norm"](out) if config.sandwich_norms else out
+
+
+def _normed(
+    norm: object, residual: torch.Tensor, delta: torch.Tensor | None
+) -> tuple[Activation, torch.Tensor]:
+    if delta is None:
+        return norm(residual), residual  # type: ignore[operator]
+    return norm.add(delta, residual)  # type: ignore[attr-defined, no-any-return]
+
+
+def _attention(
+    config: ModelConfig,
+    layer: int,
+    weights: BlockWeights,
+    x: Activation,
+    positions: torch.Tensor,
+    mix: Mixer,
+) -> torch.Tensor:
+    q, k, v = weights.project(QKV, x).parts
+    q = q.unflatten(-1, (config.num_heads, config.head_dim))
+    k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
+    v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
+    if config.qk_norm:
+        q, k = weights.norms["q_norm"](q), weights.norms["k_norm"](k)
+    return weights.linears["o_proj"](mix.attention(config, layer, q, k, v, positions))
+
+
+def _mlp(config: ModelConfig, weights: BlockWeights, prefix: str, x: Activation) -> torch.Tensor:
+    both = weights.project((f"{prefix}gate_proj", f"{prefix}up_proj"), x)
+    inner = gated(config, both) if weights.gated is None else weights.gated(both)
+    return weights.linears[f"{prefix}down_proj"](inner)
+
+
+def gated(config: ModelConfig, both: Projection) -> torch.Tensor:
+    """act(gate) · up: the reference form of the MLP's activation."""
+    gate, up = both.parts
+    if config.activation == "silu":
+        return functional.silu(gate) * up
+    return functional.gelu(gate, approximate="tanh" if config.activation == "gelu_tanh" else "none") * up
+
+
+def embed(config: ModelConfig, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Rows of table [vocabulary, H] for int64 token_ids [T] → [T, H], times the embedding scale."""
+    hidden = functional.embedding(token_ids, table)
+    if config.embedding_scale != 1.0:
+        # The scale itself is rounded to the model's dtype, as the Gemma checkpoints were trained.
+        hidden = hidden * torch.tensor(config.embedding_scale, dtype=hidden.dtype)
+    return hidden
+
+
+def final_logits(config: ModelConfig, norm: object, head: object, hidden: torch.Tensor) -> torch.Tensor:
+    """hidden [T, H] → logits [T, vocabulary] in hidden's dtype.
+
+    norm: the final Norm. head: a callable [T, H] → [T, vocabulary] (a Linear), or a table [vocabulary, H].
+    """
+    x = norm(hidden)  # type: ignore[operator]
+    logits: torch.Tensor = functional.linear(x, head) if isinstance(head, torch.Tensor) else head(x)  # type: ignore[operator]
+    if config.logit_softcap is not None:
+        logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+    return logits

@@ -1,0 +1,66 @@
+"""The names that Llama's checkpoints introduced and most families kept."""
+
+from __future__ import annotations
+
+from delivery.model.config import ModelConfig
+from delivery.model.families.family import Part
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def attention(layer: int, at: str = "self_attn") -> dict[str, Part]:
+    return {name: Part(f"layers.{layer}.{at}.{name}") for name in ATTENTION}
+
+
+def mlp(layer: int, at: str = "mlp") -> dict[str, Part]:
+    return {name: Part(f"layers.{layer}.{at}.{name}") for name in MLP}
+
+
+def linears(_config: ModelConfig, layer: int) -> dict[str, Part]:
+    """Separate q, k, v, o and gate, up, down."""
+    return {**attention(layer), **mlp(layer)}
+
+
+def norms(config: ModelConfig, layer: int) -> dict[str, str]:
+    """A norm before attention and one before the MLP, and QK norms where the config says so."""
+    at = f"layers.{layer}"
+    names = {
+        "input_norm": f"{at}.input_layernorm.weight",
+        "pre_mlp_norm": f"{at}.post_attention_layernorm.weight",
+    }
+    return {**names, **(qk_norms(layer) if config.qk_norm else {})}
+
+
+def qk_norms(layer: int) -> dict[str, str]:
+    at = f"layers.{layer}.self_attn"
+    return {"q_norm": f"{at}.q_norm.weight", "k_norm": f"{at}.k_norm.weight"}
+
+
+def sandwich_norms(config: ModelConfig, layer: int) -> dict[str, str]:
+    """Gemma's four norms: before and after attention, before and after the MLP."""
+    at = f"layers.{layer}"
+    names = {
+        "input_norm": f"{at}.input_layernorm.weight",
+        "post_attention_norm": f"{at}.post_attention_layernorm.weight",
+        "pre_mlp_norm": f"{at}.pre_feedforward_layernorm.weight",
+        "post_mlp_norm": f"{at}.post_feedforward_layernorm.weight",
+    }
+    return {**names, **(qk_norms(layer) if config.qk_norm else {})}
+
+
+def fused_qkv(config: ModelConfig, prefix: str) -> dict[str, Part]:
+    """q, k and v as consecutive row blocks of one tensor (Phi-3)."""
+    q = config.num_heads * config.head_dim
+    kv = config.num_kv_heads * config.head_dim
+    return {
+        "q_proj": Part(prefix, (range(q),)),
+        "k_proj": Part(prefix, (range(q, q + kv),)),
+        "v_proj": Part(prefix, (range(q + kv, q + 2 * kv),)),
+    }
+
+
+def fused_gate_up(config: ModelConfig, prefix: str) -> dict[str, Part]:
+    """gate, then up, as row blocks of one tensor (Phi-3, GLM)."""
+    size = config.intermediate_size
+    return {"gate_proj": Part(prefix, (range(size),)), "up_proj": Part(prefix, (range(size, 2 * size),))}
