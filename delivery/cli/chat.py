@@ -1,0 +1,81 @@
+"""Talk to a model in the terminal: a local engine or a server's URL."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delivery.cli._session import pass_session, workdir_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delivery.cli._session import Session
+
+Messages = list[dict[str, str]]
+
+
+@click.command()
+@click.argument("ref")
+@click.option("--system", help="System message.")
+@click.option("--max-tokens", default=512, show_default=True, help="Longest answer in tokens.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="For a URL that wants one.")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@workdir_option
+@pass_session
+def command(
+    session: Session,
+    ref: str,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    api_key: str | None,
+    device: str,
+) -> None:
+    """Chat with REF (an engine, a checkpoint) or the server at a URL.
+
+    /reset forgets the conversation, /exit or end of input leaves.
+    """
+    start: Messages = [{"role": "system", "content": system}] if system else []
+    if ref.startswith(("http://", "https://")):
+        from delivery.serving.remote_chat import RemoteChat
+
+        _converse(RemoteChat(ref, api_key, max_tokens, temperature).answer, start)
+        return
+    from delivery.engine import SamplingParams
+    from delivery.serving.local_chat import LocalChat
+
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    with LocalChat(session.store.resolve(ref).path, sampling, device=device) as chat:
+        _converse(chat.answer, start)
+
+
+def _converse(answer: Callable[[Messages], Iterator[str]], start: Messages) -> None:
+    messages = list(start)
+    while (line := _read()) is not None:
+        if line == "/exit":
+            return
+        if line == "/reset":
+            messages = list(start)
+            continue
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        pieces = []
+        for piece in answer(messages):
+            pieces.append(piece)
+            click.echo(piece, nl=False)
+            sys.stdout.flush()
+        click.echo()
+        messages.append({"role": "assistant", "content": "".join(pieces)})
+
+
+def _read() -> Any:
+    prompt = "> " if sys.stdin.isatty() else ""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return None

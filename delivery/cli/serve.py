@@ -1,0 +1,112 @@
+"""Serve an engine or a checkpoint over HTTP, compatible with OpenAI's clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delivery.cli._session import pass_session, workdir_option
+from delivery.errors import EnvironmentLacking
+
+if TYPE_CHECKING:
+    from delivery.cli._session import Session
+
+_LEVELS = ["debug", "info", "warning", "error"]
+_MIB = 1024 * 1024
+
+
+@click.command()
+@click.argument("ref")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=23333, show_default=True, help="Port to listen on.")
+@click.option("--model-name", help="Name under which the model is served; default: its folder's name.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="File of `name:key` lines.")
+@click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
+@click.option("--oidc-audience", help="Audience that tokens must name.")
+@click.option(
+    "--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication."
+)
+@click.option(
+    "--rate-limit", default=0.0, show_default=True, help="Requests a minute per caller; 0: any."
+)
+@click.option("--max-body-mib", default=4.0, show_default=True, help="Largest JSON body.")
+@click.option(
+    "--max-queue", default=1024, show_default=True, help="Waiting requests before 429."
+)
+@click.option(
+    "--drain-timeout", default=30.0, show_default=True, help="Seconds to finish on SIGTERM."
+)
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option("--max-model-len", "--max-session-len", type=int, help="Input plus output tokens of a request.")
+@click.option("--max-num-seqs", type=int, help="Requests in one batch.")
+@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.")
+@click.option(
+    "--enable-prefill/--no-enable-prefill", default=None, help="Fill steps with prompts."
+)
+@click.option("--cache-max-entry-count", type=float, help="KV blocks if >= 1, share of free memory below.")
+@click.option("--block-size", type=int, help="Tokens in a KV block.")
+@click.option("--kv", type=click.Choice(["auto", "int8", "int4", "fp8"]), help="How the KV cache is stored.")
+@click.option("--log-level", default="info", show_default=True, type=click.Choice(_LEVELS))
+@click.option("--log-file", type=click.Path(path_type=Path), help="Log here, rotated, instead of to stderr.")
+@click.option("--log-max-mib", default=64.0, show_default=True, help="Size of one log file; 4 are kept.")
+@workdir_option
+@pass_session
+def command(
+    session: Session,
+    ref: str,
+    host: str,
+    port: int,
+    model_name: str | None,
+    api_key_file: Path | None,
+    oidc_issuer: str | None,
+    oidc_audience: str | None,
+    allow_unauthenticated: bool,
+    rate_limit: float,
+    max_body_mib: float,
+    max_queue: int,
+    drain_timeout: float,
+    log_level: str,
+    log_file: Path | None,
+    log_max_mib: float,
+    **engine_options: Any,
+) -> None:
+    """Serve REF: an engine, a checkpoint (quantised or not) or a Hugging Face directory.
+
+    The chat page is at /, the API page at /docs, metrics at /metrics.
+    """
+    try:
+        from delivery.serving.app import Settings
+        from delivery.serving.launch import configure_logging, listen, serve
+    except ModuleNotFoundError as error:
+        raise EnvironmentLacking(
+            "extra-missing",
+            "deliver serve needs the extra [serve]",
+            why=f"{error.name} is not installed",
+            hint="pip install 'deliver[serve]'",
+        ) from error
+    from delivery.checkpoint import Checkpoint
+    from delivery.serving.auth import Authenticator, Oidc, check_bind, read_keys
+
+    auth = Authenticator(
+        keys=read_keys(api_key_file) if api_key_file else {},
+        oidc=Oidc.discover(oidc_issuer, oidc_audience) if oidc_issuer else None,
+    )
+    check_bind(host, auth, allow_unauthenticated=allow_unauthenticated)
+    artifact = session.store.resolve(ref)
+    configure_logging(log_level, log_file, round(log_max_mib * _MIB), files=3)
+    tokenizer = Checkpoint.open(artifact.path).tokenizer()
+    listener = listen(host, port)
+    settings = Settings(
+        engine=artifact.path,
+        model_name=model_name or artifact.path.name,
+        engine_options={key: value for key, value in engine_options.items() if value is not None},
+        auth=auth,
+        max_body_bytes=round(max_body_mib * _MIB),
+        rate_per_minute=rate_limit,
+        max_queue=max_queue,
+        drain_timeout_s=drain_timeout,
+    )
+    click.echo(f"serving {settings.model_name} on http://{host}:{port}", err=True)
+    serve(settings, tokenizer, listener)

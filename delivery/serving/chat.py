@@ -1,0 +1,124 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from delivery.errors import DeliverError
+from delivery.serving.generation import Choice, Generator, for_choices, usage
+from delivery.serving.problem import Problem
+from delivery.serving.streaming import event_stream, first_item, unless_disconnected
+from delivery.serving.tool_calls import split_tool_calls
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delivery.engine.request import SamplingParams
+    from delivery.serving.schema import ChatRequest
+
+
+async def chat(
+    generator: Generator, model: str, request: ChatRequest, http: Request
+) -> Response | dict[str, Any]:
+    """The reply: a JSON object, or a stream of chunks."""
+    prompt = _render(generator, request)
+    generator.admit(request.n)
+    samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion.chunk" if request.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+    }
+    if request.stream:
+        return event_stream(await first_item(_chunks(generator, request, prompt, samplings, head)))
+    runs = [(prompt, sampling) for sampling in samplings]
+    finished = await unless_disconnected(http, generator.collect_all(runs, request.priority))
+    choices = [_choice(generator, request, index, choice) for index, choice in enumerate(finished)]
+    generated = sum(len(choice.token_ids) for choice in finished)
+    return {**head, "choices": choices, "usage": usage(len(prompt), generated)}
+
+
+def _render(generator: Generator, request: ChatRequest) -> list[int]:
+    messages = [message.for_template() for message in request.messages]
+    try:
+        text = generator.tokenizer.apply_chat_template(messages, tools=request.offered_tools)
+    except DeliverError as error:
+        raise Problem(400, "chat_template_refused", f"{error.what}: {error.why}", param="messages") from error
+    return generator.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _choice(generator: Generator, request: ChatRequest, index: int, choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    reason = choice.finish_reason
+    if request.offered_tools:
+        text, calls = split_tool_calls(choice.text)
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+            reason = "tool_calls"
+    logprobs = {"content": _logprobs(generator, choice.logprobs)} if request.logprobs else None
+    return {"index": index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+
+
+async def _chunks(
+    generator: Generator,
+    request: ChatRequest,
+    prompt: list[int],
+    samplings: list[SamplingParams],
+    head: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    if request.offered_tools:
+        # Whether text is a tool call is known only at its end, so such a reply comes in one piece.
+        async for chunk in _whole_choices(generator, request, prompt, samplings, head):
+            yield chunk
+        return
+    started: set[int] = set()
+    generated = 0
+    async for index, output in generator.merge([(prompt, s) for s in samplings], request.priority):
+        if index not in started:
+            started.add(index)
+            yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
+        generated += len(output.new_token_ids)
+        logprobs = {"content": _logprobs(generator, output.logprobs or [])} if request.logprobs else None
+        delta = {"content": output.new_text} if output.new_text or output.finish_reason is None else {}
+        yield {**head, "choices": [_delta(index, delta, output.finish_reason, logprobs)]}
+    if request.include_usage:
+        yield {**head, "choices": [], "usage": usage(len(prompt), generated)}
+
+
+async def _whole_choices(
+    generator: Generator,
+    request: ChatRequest,
+    prompt: list[int],
+    samplings: list[SamplingParams],
+    head: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    finished = await generator.collect_all([(prompt, s) for s in samplings], request.priority)
+    for index, done in enumerate(finished):
+        choice = _choice(generator, request, index, done)
+        delta = {"role": "assistant", "content": choice["message"]["content"]}
+        if calls := choice["message"].get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        yield {**head, "choices": [_delta(index, delta, choice["finish_reason"], choice["logprobs"])]}
+    if request.include_usage:
+        yield {**head, "choices": [], "usage": usage(len(prompt), sum(len(c.token_ids) for c in finished))}
+
+
+def _delta(index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+
+
+def _logprobs(generator: Generator, entries: list[Any]) -> list[dict[str, Any]]:
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        text = generator.tokenizer.decode([token_id], skip_special_tokens=False)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return [
+        {**entry(e.token_id, e.logprob), "top_logprobs": [entry(token, value) for token, value in e.top]}
+        for e in entries
+    ]

@@ -1,0 +1,162 @@
+"""Requests of the OpenAI API as this server takes them.
+
+Fields that OpenAI's clients send by default and that change nothing here (`user`, `store`, ...) are
+accepted; an unknown field, or a known one with a value that cannot be honoured, is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_STOP = 16
+MAX_N = 16
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP)] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    priority: Annotated[int, Field(ge=-1, le=1)] = 0
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [s for s in stops if s]
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class StreamOptions(BaseModel):
+    """`include_usage` adds a last chunk with the token counts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class CompletionRequest(_Request):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One entry per prompt: texts, or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[int(t) for t in self.prompt if isinstance(t, int)]]
+        return self.prompt  # type: ignore[return-value]
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> CompletionRequest:
+        if not self.prompt:
+            raise ValueError("prompt is empty")
+        if self.echo and self.stream:
+            raise ValueError("echo cannot be combined with stream")
+        return self
+
+
+class ContentPart(BaseModel):
+    """A piece of a message's content; only text can be read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: content as one string."""
+        text = self.content if isinstance(self.content, str) else None
+        if isinstance(self.content, list):
+            text = "".join(part.text for part in self.content)
+        message: dict[str, Any] = {"role": self.role, "content": text or ""}
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name:
+            message["name"] = self.name
+        return message
+
+
+class Tool(BaseModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class ResponseFormat(BaseModel):
+    """Only free text: output is not constrained to a grammar, and is not claimed to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatRequest(_Request):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools to put into the prompt, None when there are none or they are switched off."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump() for tool in self.tools]
+
+    @model_validator(mode="after")
+    def _logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
