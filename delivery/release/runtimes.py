@@ -1,0 +1,202 @@
+"""The servers that a release can run: how each is started, asked, and measured.
+
+Metric names are those that the server of that runtime exports; alerts, dashboard and autoscaler are
+rendered from them, so that no query names a series of another runtime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delivery.errors import UsageError, did_you_mean
+from delivery.serving import metric_names as ours
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MODEL_DIR = "/model"
+API_KEYS_FILE = "/etc/deliver/api-keys/api-keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Metric names by meaning; histograms are named without `_bucket`."""
+
+    waiting: str
+    running: str
+    kv_usage: str
+    generation_tokens: str
+    prompt_tokens: str
+    ttft_seconds: str
+    inter_token_seconds: str
+    decode_seconds: str
+    request_seconds: str
+    cancelled: str = ""
+    preemptions: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """`serves` is the kind of directory it loads; `args` may hold {model} and {port} and {max_len}."""
+
+    kind: str
+    serves: str
+    port: int
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    api_key_args: tuple[str, ...]
+    """Arguments that switch authentication on; `$(DELIVER_API_KEY)` is expanded by the kubelet."""
+    api_key_from_file: bool
+    insecure_args: tuple[str, ...]
+    """Arguments that a server needs before it listens on every address without a key."""
+    liveness_path: str
+    startup_path: str
+    """Answers 200 once the model is loaded."""
+    ready_path: str
+    """Answers 200 while the model is served, without a key; empty: /v1/models is asked for the model."""
+    drain_arg: str
+    """Option that takes the seconds which running requests get on SIGTERM; empty: it has none."""
+    series: Series
+
+    def arguments(self, model: str, max_model_len: int | None) -> list[str]:
+        """The command line for a model name and, where known, a session length in tokens."""
+        known: Mapping[str, object] = {"model": model, "port": self.port, "max_len": max_model_len or ""}
+        groups = ([word.format_map(known) for word in text.split(" ")] for text in self.args)
+        return [word for group in groups if "" not in group for word in group]
+
+
+RUNTIMES: dict[str, Runtime] = {
+    "deliver": Runtime(
+        kind="deliver",
+        serves="engine",
+        port=23333,
+        command=("deliver",),
+        args=(f"serve {MODEL_DIR}", "--host 0.0.0.0", "--port {port}", "--model-name {model}"),
+        api_key_args=("--api-key-file", API_KEYS_FILE),
+        api_key_from_file=True,
+        insecure_args=("--allow-unauthenticated",),
+        liveness_path="/health",
+        startup_path="/ready",
+        ready_path="/ready",
+        drain_arg="--drain-timeout",
+        series=Series(
+            waiting=ours.REQUESTS_WAITING,
+            running=ours.REQUESTS_RUNNING,
+            kv_usage=ours.KV_USAGE_RATIO,
+            generation_tokens=ours.GENERATION_TOKENS_TOTAL,
+            prompt_tokens=ours.PROMPT_TOKENS_TOTAL,
+            ttft_seconds=ours.TTFT_SECONDS,
+            inter_token_seconds=ours.INTER_TOKEN_SECONDS,
+            decode_seconds=ours.DECODE_STEP_SECONDS,
+            request_seconds=ours.REQUEST_SECONDS,
+            cancelled=ours.REQUESTS_CANCELLED_TOTAL,
+            preemptions=ours.PREEMPTIONS_TOTAL,
+        ),
+    ),
+    "vllm": Runtime(
+        kind="vllm",
+        serves="checkpoint",
+        port=8000,
+        command=("vllm", "serve"),
+        args=(
+            MODEL_DIR,
+            "--host 0.0.0.0",
+            "--port {port}",
+            "--served-model-name {model}",
+            "--max-model-len {max_len}",
+        ),
+        api_key_args=("--api-key", "$(DELIVER_API_KEY)"),
+        api_key_from_file=False,
+        insecure_args=(),
+        liveness_path="/health",
+        startup_path="/health",
+        ready_path="",
+        drain_arg="",
+        series=Series(
+            waiting="vllm:num_requests_waiting",
+            running="vllm:num_requests_running",
+            kv_usage="vllm:kv_cache_usage_perc",
+            generation_tokens="vllm:generation_tokens_total",
+            prompt_tokens="vllm:prompt_tokens_total",
+            ttft_seconds="vllm:time_to_first_token_seconds",
+            inter_token_seconds="vllm:inter_token_latency_seconds",
+            decode_seconds="vllm:inter_token_latency_seconds",
+            request_seconds="vllm:e2e_request_latency_seconds",
+            preemptions="vllm:num_preemptions_total",
+        ),
+    ),
+    "lmdeploy": Runtime(
+        kind="lmdeploy",
+        serves="checkpoint",
+        port=23333,
+        command=("lmdeploy", "serve", "api_server"),
+        args=(
+            MODEL_DIR,
+            "--server-name 0.0.0.0",
+            "--server-port {port}",
+            "--model-name {model}",
+            "--session-len {max_len}",
+        ),
+        api_key_args=("--api-keys", "$(DELIVER_API_KEY)"),
+        api_key_from_file=False,
+        insecure_args=(),
+        liveness_path="/health",
+        startup_path="/health",
+        ready_path="",
+        drain_arg="",
+        series=Series(
+            waiting="lmdeploy:num_requests_waiting",
+            running="lmdeploy:num_requests_running",
+            kv_usage="lmdeploy:gpu_cache_usage_perc",
+            generation_tokens="lmdeploy:generation_tokens_total",
+            prompt_tokens="lmdeploy:prompt_tokens_total",
+            ttft_seconds="lmdeploy:time_to_first_token_seconds",
+            inter_token_seconds="lmdeploy:time_per_output_token_seconds",
+            decode_seconds="lmdeploy:time_per_output_token_seconds",
+            request_seconds="lmdeploy:e2e_request_latency_seconds",
+        ),
+    ),
+    "sglang": Runtime(
+        kind="sglang",
+        serves="checkpoint",
+        port=30000,
+        command=("python3", "-m", "sglang.launch_server"),
+        args=(
+            f"--model-path {MODEL_DIR}",
+            "--host 0.0.0.0",
+            "--port {port}",
+            "--served-model-name {model}",
+            "--context-length {max_len}",
+            "--enable-metrics",
+        ),
+        api_key_args=("--api-key", "$(DELIVER_API_KEY)"),
+        api_key_from_file=False,
+        insecure_args=(),
+        liveness_path="/health",
+        startup_path="/health",
+        ready_path="",
+        drain_arg="",
+        series=Series(
+            waiting="sglang:num_queue_reqs",
+            running="sglang:num_running_reqs",
+            kv_usage="sglang:token_usage",
+            generation_tokens="sglang:generation_tokens_total",
+            prompt_tokens="sglang:prompt_tokens_total",
+            ttft_seconds="sglang:time_to_first_token_seconds",
+            inter_token_seconds="sglang:inter_token_latency_seconds",
+            decode_seconds="sglang:inter_token_latency_seconds",
+            request_seconds="sglang:e2e_request_latency_seconds",
+            cancelled="sglang:num_aborted_requests_total",
+        ),
+    ),
+}
+
+
+def runtime(kind: str) -> Runtime:
+    """The runtime called `kind`. Raises UsageError `unknown-runtime`."""
+    if kind not in RUNTIMES:
+        raise UsageError(
+            "unknown-runtime", f"there is no runtime {kind!r}", hint=did_you_mean(kind, RUNTIMES)
+        )
+    return RUNTIMES[kind]
