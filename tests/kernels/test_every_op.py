@@ -1,0 +1,92 @@
+"""Every operator, every backend that this machine can run, every case, against the float64 reference.
+
+Buffers that a backend allocates start as NaN (or the largest integer), so an unwritten output shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from delivery.kernels import OPS
+from delivery.kernels.op import Case, Op
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter truncates to bf16 and multiplies bf16 tiles wrongly: bf16 is judged on a GPU.
+DTYPES = (
+    [torch.float32, torch.float16, torch.bfloat16]
+    if DEVICE.type == "cuda"
+    else [torch.float32, torch.float16]
+)
+PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_buffers() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def runs() -> Iterator[Any]:
+    for op in OPS.values():
+        for case in op.cases():
+            for dtype in DTYPES:
+                if dtype not in case.tolerance:
+                    continue
+                args = case.make(DEVICE, dtype, 0)
+                for name, backend in op.backends.items():
+                    if backend.why_not(*args) is None:
+                        label = f"{op.name}-{name}-{case.name}-{str(dtype).removeprefix('torch.')}"
+                        yield pytest.param(op, name, case, dtype, id=label)
+
+
+@pytest.mark.parametrize(("op", "backend", "case", "dtype"), list(runs()))
+def test_backend_agrees_with_float64(op: Op, backend: str, case: Case, dtype: torch.dtype) -> None:
+    seed = int.from_bytes(f"{op.name}{case.name}".encode()) % 1000
+    args = case.make(DEVICE, dtype, seed)
+    expected_args = [widened(a) for a in case.make(DEVICE, dtype, seed)]
+    expected = op.reference(*expected_args)
+    actual = op(*args, backend=backend)
+    for got, want in zip(tensors(actual), tensors(expected), strict=True):
+        assert got.shape == want.shape
+        assert want.double().isfinite().all()
+        assert relative_error(got, want) <= case.tolerance[dtype]
+    for got, want in zip(tensors(args), tensors(expected_args), strict=True):
+        # An operator may write to its arguments. Those of paged attention hold NaN where nobody may read.
+        touched = ~(got.double().isnan() & want.double().isnan())
+        assert relative_error(got[touched], want[touched]) <= case.tolerance[dtype]
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_cases_are_fresh_and_named(name: str) -> None:
+    cases = list(OPS[name].cases())
+    assert len({case.name for case in cases}) == len(cases) > 0
+    one, other = (tensors(cases[0].make(torch.device("cpu"), torch.float32, seed)) for seed in (1, 2))
+    assert any(not torch.equal(a.double(), b.double()) for a, b in zip(one, other, strict=True))
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def widened(value: Any) -> Any:
+    """float64 copies of floats; integers and fp8 (a storage layout, not an input precision) as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.double() if value.dtype in PLAIN else value.clone()
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """‖got − want‖ / ‖want‖; infinite where `got` is not finite."""
+    a, b = got.double(), want.double()
+    size = b.norm().item()
+    error = (a - b).norm().item() / (size if size > 0 else 1.0)
+    return error if math.isfinite(error) else math.inf
