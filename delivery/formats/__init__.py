@@ -1,0 +1,61 @@
+"""On-disk layouts of quantised weights, one per file: `formats/<name>.py` packs and unpacks a QTensor.
+
+A format module has
+    METHODS: tuple[str, ...]    values of `quant_method` that it reads
+    pack(prefix, qtensor, bias=None) -> dict[str, Tensor]
+    unpack(prefix, get, has, quantization_config) -> QTensor
+    is_quantized(prefix, has, quantization_config) -> bool
+    quantization_config(layers, ...) -> dict
+    why_not(qtensor) -> str | None
+Names are known without importing one; a module is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from delivery.errors import DataError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHARED = frozenset({"layout", "bits"})
+
+
+def format_names() -> tuple[str, ...]:
+    """What `--format` takes: module names with dashes, but `smooth_quant` as LMDeploy spells it."""
+    return tuple(sorted(_public(m.name) for m in iter_modules(__path__) if m.name not in _SHARED))
+
+
+def load_format(name: str) -> Any:
+    """The module of a format. Raises UsageError `unknown-format`."""
+    if name not in format_names():
+        raise UsageError(
+            "unknown-format", f"there is no format {name!r}", hint=did_you_mean(name, format_names())
+        )
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def format_of(quantization_config: Mapping[str, Any]) -> Any:
+    """The format module that reads a checkpoint's `quantization_config`.
+
+    Raises DataError `quantization-unknown`, naming what can be read.
+    """
+    method = str(quantization_config.get("quant_method", ""))
+    modules = [load_format(name) for name in format_names()]
+    for module in modules:
+        if method in module.METHODS:
+            return module
+    known = sorted(m for module in modules for m in module.METHODS)
+    raise DataError(
+        "quantization-unknown",
+        f"checkpoints quantised with {method!r} cannot be read",
+        why=f"quant_method may be {', '.join(known)}",
+        hint="convert the float checkpoint that it was made from",
+    )
+
+
+def _public(module: str) -> str:
+    return module if module == "smooth_quant" else module.replace("_", "-")

@@ -1,0 +1,41 @@
+"""A Hugging Face directory of safetensors as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delivery.checkpoint.reader import Checkpoint
+from delivery.checkpoint.writer import carried_files
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DirectorySource:
+    """Safetensors, single or sharded, whose names and values are already canonical; see `Source`."""
+
+    format = "safetensors"
+
+    def __init__(self, path: Path, config: Mapping[str, Any] | None = None) -> None:
+        self.checkpoint = Checkpoint.open(path, config)
+        self.config: Mapping[str, Any] = self.checkpoint.config
+
+    def names(self) -> tuple[str, ...]:
+        return self.checkpoint.names()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self.checkpoint.names():
+            yield name, self.checkpoint.tensor(name)
+
+    def files(self) -> Mapping[str, Path | bytes]:
+        return dict(carried_files(self.checkpoint.path))
+
+    @property
+    def size_bytes(self) -> int:
+        return self.checkpoint.size_bytes()
+
+    @property
+    def largest_bytes(self) -> int:
+        return max((self.checkpoint.info(n).size_bytes for n in self.checkpoint.names()), default=0)

@@ -1,0 +1,98 @@
+"""A GGUF file as a source: canonical names, config and tokenizer rebuilt from its metadata.
+
+Stored dtype: what the file's matrices have where they are F16, BF16 or F32. Where they are quantised,
+bfloat16: a block's values carry 2 to 8 bits, so the rounding of bfloat16 (relative 2^−9) lies far
+below the error that quantising left (tests measure it), it costs half of float32, and unlike float16
+it cannot overflow in the engines that compute in the stored dtype. `dtype="float32"` keeps every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delivery.checkpoint.directory import GENERATION_CONFIG
+from delivery.checkpoint.gguf_config import rebuild_config, rebuild_generation_config
+from delivery.checkpoint.gguf_file import GgufFile
+from delivery.checkpoint.gguf_layout import Piece, layout_of, pieces
+from delivery.checkpoint.gguf_tokenizer import as_json, rebuild_tokenizer
+from delivery.checkpoint.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
+from delivery.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+_STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float32"}
+
+
+class GgufSource:
+    """One GGUF file; see `Source`.
+
+    Raises DataError `unknown-architecture`, `gguf-damaged`, `gguf-tensor-unknown` and others on opening.
+    """
+
+    format = "gguf"
+
+    def __init__(self, path: Path, dtype: str = "auto") -> None:
+        self._file = GgufFile(path)
+        layout = layout_of(self._file.metadata)
+        self.dtype = self._own_dtype() if dtype == "auto" else dtype
+        self.config: Mapping[str, Any] = rebuild_config(self._file, self.dtype)
+        self._pieces = list(pieces(layout, self.config, iter(self._file.tensors)))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(piece.name for piece in self._pieces)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        last: tuple[str, Any] = ("", None)
+        for piece in self._pieces:
+            if piece.source != last[0]:
+                last = (piece.source, self._file.read(piece.source))
+            yield piece.name, self._tensor(piece, last[1]).to(dtype)
+
+    def files(self) -> Mapping[str, Path | bytes]:
+        tokenizer, tokenizer_config = rebuild_tokenizer(self._file.metadata)
+        return {
+            TOKENIZER_JSON: tokenizer.encode(),
+            TOKENIZER_CONFIG: as_json(tokenizer_config).encode(),
+            GENERATION_CONFIG: as_json(rebuild_generation_config(self._file.metadata)).encode(),
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        width = 4 if self.dtype == "float32" else 2
+        return width * sum(self._count(t.shape) for t in self._file.tensors.values())
+
+    @property
+    def largest_bytes(self) -> int:
+        # The values in float32, the numpy temporaries of dequantising them, and the stored copy.
+        return 3 * 4 * max((self._count(t.shape) for t in self._file.tensors.values()), default=0)
+
+    def _tensor(self, piece: Piece, values: Any) -> torch.Tensor:
+        import torch
+
+        if values.dtype == np.uint16:
+            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.int16))
+            values = bits.view(torch.bfloat16).to(torch.float32).numpy()
+        return torch.from_numpy(np.ascontiguousarray(piece.take(values)))
+
+    def _own_dtype(self) -> str:
+        kinds = {t.kind for t in self._file.tensors.values() if len(t.shape) > 1}
+        if not kinds:
+            raise DataError("weights-missing", f"{self._file.path.name} holds no matrices")
+        if len(kinds) == 1 and (only := next(iter(kinds))) in _STORED:
+            return _STORED[only]
+        return "float32" if kinds == {"F32", "F64"} else "bfloat16"
+
+    @staticmethod
+    def _count(shape: tuple[int, ...]) -> int:
+        count = 1
+        for size in shape:
+            count *= size
+        return count

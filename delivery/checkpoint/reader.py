@@ -1,0 +1,159 @@
+"""Checkpoint: a Hugging Face model directory, opened for reading one tensor at a time."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delivery.checkpoint.directory import GENERATION_CONFIG, read_config, read_json, read_tensors
+from delivery.checkpoint.header import TensorInfo
+from delivery.errors import DataError, did_you_mean
+from delivery.model.families import family_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from delivery.checkpoint.tokenizer import Tokenizer
+    from delivery.qtensor import QTensor
+
+
+class Checkpoint:
+    """A model directory whose config, index and headers have been checked; no weight is read by `open`."""
+
+    def __init__(self, path: Path, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+        self.path = path
+        self.config = config
+        self._tensors = tensors
+
+    @classmethod
+    def open(cls, path: Path | str, config: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Open a directory; `config` stands in for its config.json.
+
+        Raises DataError `no-architecture` or `unknown-architecture` before weights are looked at, and
+        what `read_config` and `read_tensors` raise.
+        """
+        directory = Path(path)
+        config = read_config(directory) if config is None else dict(config)
+        family_for(config)
+        return cls(directory, config, read_tensors(directory))
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """`generation_config.json`, {} where there is none."""
+        return read_json(self.path / GENERATION_CONFIG)
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """The config's `quantization_config` (or that of its language tower); None for plain weights."""
+        found = self.config.get("quantization_config")
+        if found is None and isinstance(self.config.get("text_config"), dict):
+            found = self.config["text_config"].get("quantization_config")
+        return found if isinstance(found, dict) else None
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, in the order of their data."""
+        return tuple(self._tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def info(self, name: str) -> TensorInfo:
+        """Raises DataError `tensor-missing`."""
+        if name not in self._tensors:
+            raise DataError(
+                "tensor-missing",
+                f"{self.path} has no tensor {name!r}",
+                why=f"it holds {len(self._tensors)} tensors",
+                hint=did_you_mean(name, self._tensors) if self._tensors else "",
+            )
+        return self._tensors[name]
+
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.size_bytes for info in self._tensors.values())
+
+    def tensor(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """One tensor, on the CPU backed by a private mapping of its file that lives as long as it does.
+
+        Pages are read when touched and dropped with the tensor; writing to it never reaches the file.
+        """
+        import torch
+
+        info = self.info(name)
+        dtype = torch_dtype(info.dtype)
+        if info.size_bytes == 0:
+            return torch.empty(info.shape, dtype=dtype, device=device)
+        start = info.offset - info.offset % mmap.ALLOCATIONGRANULARITY
+        with (self.path / info.shard).open("rb") as stream:
+            view = mmap.mmap(
+                stream.fileno(),
+                info.offset - start + info.size_bytes,
+                access=mmap.ACCESS_COPY,
+                offset=start,
+            )
+        inner = info.offset - start
+        if inner % dtype.itemsize:
+            raw = torch.frombuffer(view, dtype=torch.uint8, count=info.size_bytes, offset=inner).clone()
+            return raw.view(dtype).reshape(info.shape).to(device)
+        flat = torch.frombuffer(view, dtype=dtype, count=info.count, offset=inner)
+        return flat.reshape(info.shape).to(device)
+
+    def weight(self, prefix: str, device: torch.device | str = "cpu") -> torch.Tensor | QTensor:
+        """The weight of a linear layer or embedding: `prefix.weight` as it is, or a QTensor where quantised.
+
+        prefix: such as "model.layers.0.self_attn.q_proj".
+        """
+        from delivery.formats import format_of
+
+        if self.quantization is not None:
+            reader = format_of(self.quantization)
+            if reader.is_quantized(prefix, self.has, self.quantization):
+                qtensor: QTensor = reader.unpack(prefix, self.tensor, self.has, self.quantization)
+                return qtensor if str(device) == "cpu" else qtensor.to(device)
+        return self.tensor(f"{prefix}.weight", device)
+
+    def tokenizer(self) -> Tokenizer:
+        from delivery.checkpoint.tokenizer import Tokenizer
+
+        return Tokenizer.open(self.path)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a safetensors dtype name. Raises DataError `dtype-unsupported`."""
+    import torch
+
+    known = {
+        "BOOL": torch.bool,
+        "U8": torch.uint8,
+        "I8": torch.int8,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "F8_E8M0": torch.float8_e8m0fnu,
+        "I16": torch.int16,
+        "U16": torch.uint16,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I32": torch.int32,
+        "U32": torch.uint32,
+        "F32": torch.float32,
+        "I64": torch.int64,
+        "U64": torch.uint64,
+        "F64": torch.float64,
+        "C64": torch.complex64,
+    }
+    if name not in known:
+        raise DataError("dtype-unsupported", f"tensors of dtype {name} cannot be read")
+    return known[name]
+
+
+def safetensors_dtype(dtype: torch.dtype) -> str:
+    """The safetensors name of a torch dtype. Raises DataError `dtype-unsupported`."""
+    from delivery.checkpoint.header import DTYPE_BITS
+
+    for name in DTYPE_BITS:
+        if not name.startswith(("F4", "F6")) and torch_dtype(name) == dtype:
+            return name
+    raise DataError("dtype-unsupported", f"tensors of dtype {dtype} cannot be written")
