@@ -1,0 +1,101 @@
+"""Validity of a load measurement: what makes it worthless, judged before any comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from delivery.gate.latency import MIN_REQUESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delivery.gate.record import RequestRecord
+
+    Run = Sequence[RequestRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidityLimits:
+    """Limits on the measurement itself; shares are of 1, times in ms."""
+
+    max_failed_ratio: float = 0.0
+    min_requests: int = MIN_REQUESTS
+    max_schedule_delay_ms: float = 10.0
+    min_rate_ratio: float = 0.98
+
+
+def failed_ratio(run: Run) -> float:
+    """Share of requests that ended with an error; 0 for an empty run."""
+    return sum(r.error is not None for r in run) / len(run) if run else 0.0
+
+
+def rate_ratio(run: Run) -> float:
+    """Achieved / requested rate of the sender: the span of arrivals over the span of sends.
+
+    Only sending counts. A server that cannot keep up makes latencies long, not this ratio small.
+    """
+    if len(run) < 2:
+        return 1.0
+    asked = max(r.scheduled_s for r in run) - min(r.scheduled_s for r in run)
+    took = max(r.sent_s for r in run) - min(r.scheduled_s for r in run)
+    return asked / took if took > 0 else 1.0
+
+
+def why_invalid_run(run: Run, limits: ValidityLimits) -> str:
+    """The first rule that one run breaks; empty when it is valid."""
+    failed = failed_ratio(run)
+    if failed > limits.max_failed_ratio:
+        first = next(r for r in run if r.error is not None)
+        return (
+            f"{sum(r.error is not None for r in run)} of {len(run)} requests failed "
+            f"(first, {first.id}: {first.error})"
+        )
+    done = [r for r in run if r.error is None]
+    if len(done) < limits.min_requests:
+        return f"{len(done)} requests, {limits.min_requests} are needed"
+    delay_ms = median(r.schedule_delay_ms for r in run)
+    if delay_ms > limits.max_schedule_delay_ms:
+        return (
+            f"requests were sent {delay_ms:.1f} ms late (median; at most {limits.max_schedule_delay_ms:g} ms)"
+        )
+    if (ratio := rate_ratio(run)) < limits.min_rate_ratio:
+        return f"the sender reached {ratio:.1%} of the requested rate (at least {limits.min_rate_ratio:.0%})"
+    return ""
+
+
+def why_lengths_differ(baseline: Run, candidate: Run) -> str:
+    """Unequal output lengths between two runs, compared by request id; empty when they are equal."""
+    ours = {r.id: r.output_tokens for r in candidate if r.error is None}
+    theirs = {r.id: r.output_tokens for r in baseline if r.error is None}
+    differ = [i for i in theirs if i in ours and ours[i] != theirs[i]]
+    if differ:
+        i = differ[0]
+        return (
+            f"output lengths differ in {len(differ)} requests "
+            f"({i}: {ours[i]} tokens against {theirs[i]} in the baseline)"
+        )
+    if not theirs.keys() & ours.keys():
+        lengths = sorted(ours.values()), sorted(theirs.values())
+        return "" if lengths[0] == lengths[1] else "the sets of output lengths differ"
+    return ""
+
+
+def why_invalid(
+    baseline: Sequence[Run], candidate: Sequence[Run], limits: ValidityLimits, paired: bool
+) -> str:
+    """The first reason not to compare two sets of runs; empty when they can be compared."""
+    for side, runs in (("baseline", baseline), ("candidate", candidate)):
+        if not runs:
+            return f"the {side} has no runs"
+        for number, run in enumerate(runs, 1):
+            if reason := why_invalid_run(run, limits):
+                return f"{side} run {number}: {reason}"
+    if paired and len(baseline) != len(candidate):
+        return f"{len(baseline)} baseline runs cannot be paired with {len(candidate)} candidate runs"
+    pairs = zip(baseline, candidate, strict=True) if paired else [(baseline[0], run) for run in candidate]
+    for number, (theirs, ours) in enumerate(pairs, 1):
+        if reason := why_lengths_differ(theirs, ours):
+            return f"run {number}: {reason}"
+    return ""

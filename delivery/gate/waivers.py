@@ -1,0 +1,91 @@
+"""Waivers: a named failure that someone answers for, until a day. Printed everywhere, expired by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from delivery.errors import UsageError, did_you_mean
+from delivery.gate.metrics import definition
+from delivery.gate.report import Finding, Report, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_KEYS = ("metric", "check", "owner", "reason", "expires")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    """Lets `metric` fail, in every check or in `check` alone, up to and including `expires`."""
+
+    metric: str
+    owner: str
+    reason: str
+    expires: date
+    check: str = ""
+
+    def covers(self, report: Report, metric: str) -> bool:
+        return self.metric == metric and self.check in ("", report.check)
+
+
+def parse(entry: Mapping[str, Any]) -> Waiver:
+    """One entry of the pipeline's `gate: waivers:`. Raises UsageError `bad-waiver`, `unknown-metric`."""
+    for key in entry:
+        if key not in _KEYS:
+            raise _bad(entry, f"unknown key {key!r}", did_you_mean(str(key), _KEYS))
+    for key in ("metric", "owner", "reason", "expires"):
+        if not str(entry.get(key) or "").strip():
+            raise _bad(entry, f"it has no {key}", "give metric, owner, reason and expires (YYYY-MM-DD)")
+    try:
+        expires = date.fromisoformat(str(entry["expires"])[:10])
+    except ValueError as error:
+        raise _bad(entry, f"expires: {error}", "write the day as YYYY-MM-DD") from error
+    definition(str(entry["metric"]))
+    return Waiver(
+        metric=str(entry["metric"]),
+        owner=str(entry["owner"]),
+        reason=str(entry["reason"]),
+        expires=expires,
+        check=str(entry.get("check") or ""),
+    )
+
+
+def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: date) -> Report:
+    """The report with its waived failures marked.
+
+    The verdict becomes `waived` when every failing metric is covered; a failure without a metric, an
+    inconclusive or an invalid measurement cannot be waived. Expired waivers are named and do nothing.
+    """
+    known = [w if isinstance(w, Waiver) else parse(w) for w in waivers]
+    failing = [m.name for m in report.metrics if m.status == Verdict.FAIL]
+    findings: list[Finding] = []
+    waived: set[str] = set()
+    for waiver in known:
+        hit = [name for name in failing if waiver.covers(report, name)]
+        if not hit:
+            continue
+        said = f"{waiver.metric}, owner {waiver.owner}: {waiver.reason} (until {waiver.expires.isoformat()})"
+        if waiver.expires < today:
+            findings.append(Finding("error", f"waiver expired: {said}"))
+        else:
+            waived.update(hit)
+            findings.append(Finding("warning", f"waived: {said}"))
+    if not findings:
+        return report
+    everything = bool(failing) and waived >= set(failing) and report.verdict is Verdict.FAIL
+    return replace(
+        report,
+        verdict=Verdict.WAIVED if everything else report.verdict,
+        metrics=tuple(
+            replace(m, status=Verdict.WAIVED.value) if m.status == Verdict.FAIL and m.name in waived else m
+            for m in report.metrics
+        ),
+        findings=(*findings, *report.findings),
+    )
+
+
+def _bad(entry: Mapping[str, Any], why: str, hint: str) -> UsageError:
+    named = entry.get("metric") or "?"
+    return UsageError("bad-waiver", f"the waiver of {named} is not valid", why=why, hint=hint)
