@@ -93,7 +93,7 @@ def create_app(settings: Settings, tokenizer: Tokenizer) -> FastAPI:
 
 async def _report_load(engine: EngineClient) -> None:
     ready = await engine.wait_loaded()
-    log.info("engine ready after %.1f s, max_model_len %d", ready.load_s, ready.max_model_len)
+    log.info("engine ready after %.1f s, max_model_len %d", ready.load_s, ready.stats.max_model_len)
 
 
 def _server(request: Request) -> State:
@@ -176,7 +176,7 @@ def _add_api_routes(app: FastAPI) -> None:
             "object": "model",
             "created": 0,
             "owned_by": "deliver",
-            "max_model_len": ready.max_model_len if ready else None,
+            "max_model_len": ready.stats.max_model_len if ready else None,
         }
         return {"object": "list", "data": [entry]}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from delivery.engine.core import EngineStats, RequestOutput
+    from delivery.engine.outputs import EngineStats, RequestOutput
     from delivery.engine.request import SamplingParams
     from delivery.serving.messages import FromEngine
 

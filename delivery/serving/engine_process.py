@@ -38,7 +38,7 @@ def run_engine(connection: Connection, path: str, options: dict[str, Any], log_l
         connection.send(Failed(error))
         return
     load_s = time.perf_counter() - started
-    connection.send(Ready(core.max_model_len, load_s, core.stats(), options))
+    connection.send(Ready(load_s, core.stats(), options))
     inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     try:

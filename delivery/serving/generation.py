@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delivery.checkpoint import Tokenizer
-    from delivery.engine.core import RequestOutput
+    from delivery.engine.outputs import RequestOutput
     from delivery.serving.engine_client import EngineClient
     from delivery.serving.metrics import ServerMetrics
     from delivery.serving.schema import ChatRequest, CompletionRequest
@@ -46,7 +46,7 @@ class Generator:
     def sampling(self, request: CompletionRequest | ChatRequest, prompt_tokens: int) -> SamplingParams:
         """The request's sampling parameters; refuses a length that cannot fit, with both numbers."""
         assert self.engine.ready is not None
-        limit = self.engine.ready.max_model_len
+        limit = self.engine.ready.stats.max_model_len
         wanted = getattr(request, "max_completion_tokens", None) or request.max_tokens
         room = limit - prompt_tokens
         if room < 1 or (wanted is not None and wanted > room):

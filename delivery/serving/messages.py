@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delivery.engine.core import EngineStats, RequestOutput
+    from delivery.engine.outputs import EngineStats, RequestOutput
     from delivery.engine.request import SamplingParams
     from delivery.errors import DeliverError
 
@@ -49,7 +49,6 @@ ToEngine = Submit | Abort | Stop
 class Ready:
     """The engine is loaded. `load_s` is the seconds that took."""
 
-    max_model_len: int
     load_s: float
     stats: EngineStats
     settings: dict[str, Any] = field(default_factory=dict)

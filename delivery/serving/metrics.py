@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from delivery.serving import metric_names as names
 
 if TYPE_CHECKING:
-    from delivery.engine.core import EngineStats
+    from delivery.engine.outputs import EngineStats
     from delivery.serving.messages import Outputs
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
