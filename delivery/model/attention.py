@@ -5,7 +5,8 @@ What `block` asks of any mixer is `Mixer`; the engine's paged attention is the o
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -27,8 +28,12 @@ class Mixer(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         positions: torch.Tensor,
+        norms: Mapping[str, Any],
     ) -> torch.Tensor:
-        """q [T, heads, head_dim], k, v [T, kv_heads, head_dim], not yet rotated → [T, heads · head_dim]."""
+        """q [T, heads, head_dim], k, v [T, kv_heads, head_dim], not yet rotated → [T, heads · head_dim].
+
+        norms: the block's; where the model has QK norms, `q_norm` and `k_norm` apply before the rotation.
+        """
         ...
 
 
@@ -74,8 +79,11 @@ class DenseAttention:
         k: torch.Tensor,
         v: torch.Tensor,
         positions: torch.Tensor,
+        norms: Mapping[str, Any],
     ) -> torch.Tensor:
         lengths = self.lengths(q.shape[0])
+        if config.qk_norm:
+            q, k = norms["q_norm"](q), norms["k_norm"](k)
         cos, sin = self._rotary(rope_of(config, layer), positions, lengths)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         scale, window, softcap = scale_of(config), window_of(config, layer), config.attention_softcap

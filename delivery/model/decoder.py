@@ -75,9 +75,8 @@ def _attention(
     q = q.unflatten(-1, (config.num_heads, config.head_dim))
     k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
     v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
-    if config.qk_norm:
-        q, k = weights.norms["q_norm"](q), weights.norms["k_norm"](k)
-    return weights.linears["o_proj"](mix.attention(config, layer, q, k, v, positions))
+    mixed = mix.attention(config, layer, q, k, v, positions, weights.norms)
+    return weights.linears["o_proj"](mixed)
 
 
 def _mlp(config: ModelConfig, weights: BlockWeights, prefix: str, x: Activation) -> torch.Tensor:
