@@ -21,8 +21,9 @@ SETTLED_NS = 50_000_000
 class HashMemo:
     """`get` and `put` digests; see `delivery.artifact.remembered_hashes`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
+        self._read_only = read_only
         self._database: sqlite3.Connection | None = None
 
     def get(self, path: Path) -> str | None:
@@ -42,7 +43,7 @@ class HashMemo:
     def put(self, path: Path, sha256: str, *, settled: bool = False) -> None:
         """Remember a digest. `settled` says that nobody writes to the file any more."""
         identity = _identity(path)
-        if not settled and time.time_ns() - identity[3] < SETTLED_NS:
+        if self._read_only or (not settled and time.time_ns() - identity[3] < SETTLED_NS):
             return
         with suppress(sqlite3.Error), self._open() as database:
             database.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (*identity, sha256))
@@ -57,13 +58,15 @@ class HashMemo:
             try:
                 self._database = self._connect()
             except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
+                if isinstance(error, sqlite3.OperationalError) or self._read_only:
                     raise
-                self._path.unlink()  # not a database: damaged, and only a memo
+                self._path.unlink(missing_ok=True)  # not a database: damaged, and only a memo
                 self._database = self._connect()
         return self._database
 
     def _connect(self) -> sqlite3.Connection:
+        if self._read_only:
+            return sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=10)
         database = sqlite3.connect(self._path, timeout=10, check_same_thread=False)
         try:
             database.execute(

@@ -1,0 +1,35 @@
+"""Remove what no tag and no recent run reaches."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from delivery.cli._session import Session, json_option, pass_session, workdir_option
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--scratch", is_flag=True, help="Also half-done work that a next run would continue.")
+@json_option
+@workdir_option
+@pass_session
+def command(session: Session, dry_run: bool, scratch: bool, as_json: bool) -> None:
+    """Remove artifacts that neither a tag nor the latest run reaches.
+
+    What such an artifact was made from is kept too. `deliver tag NAME REF` keeps one for good.
+    """
+    from delivery.pipeline.collect import gc
+    from delivery.pipeline.refs import short
+    from delivery.pipeline.result import size
+
+    garbage = gc(session.store, dry_run=dry_run, scratch=scratch)
+    if as_json:
+        removed = [a.digest for a in garbage.artifacts]
+        click.echo(json.dumps({"removed": removed, "size_bytes": garbage.size_bytes, "dry_run": dry_run}))
+        return
+    for artifact in garbage.artifacts:
+        click.echo(f"{short(artifact.digest)}  {artifact.kind}  {artifact.manifest.step}")
+    done = "would be freed" if dry_run else "freed"
+    click.echo(f"{len(garbage.artifacts)} artifacts, {size(garbage.size_bytes)} {done}")

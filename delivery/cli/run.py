@@ -1,0 +1,138 @@
+"""Run a pipeline from a checkpoint to a release, or a part of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.errors import UsageError
+
+if TYPE_CHECKING:
+    from delivery.pipeline.result import RunResult
+
+_DEFAULT = "pipelines/default.yaml"
+_EVERYTHING = "*"
+
+
+@click.command()
+@click.argument("pipeline", required=False)
+@click.option("--model", metavar="PATH|demo|HUB_ID|URL", help="The model, instead of the pipeline's.")
+@click.option("--stage", "stages", metavar="NAME", multiple=True, help="Only this stage and what it needs.")
+@click.option("--until", metavar="NAME", help="Everything up to this stage.")
+@click.option(
+    "--set",
+    "overrides",
+    metavar="ID.KEY=VALUE",
+    multiple=True,
+    help="Change a parameter: quantize.group_size=32.",
+)
+@click.option("--plan", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--force",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value=_EVERYTHING,
+    multiple=True,
+    help="Do a stage (without NAME: every stage) again even if it is cached.",
+)
+@json_option
+@workdir_option
+@pass_session
+def command(
+    session: Session,
+    pipeline: str | None,
+    model: str | None,
+    stages: tuple[str, ...],
+    until: str | None,
+    overrides: tuple[str, ...],
+    plan: bool,
+    force: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run PIPELINE (default: pipelines/default.yaml) from a checkpoint to a release.
+
+    What did not change since the last run is taken from the workdir. A run that was killed goes on where
+    it was. Exit codes: 0 pass, 1 a step failed, 2 usage, 3 gate failed, 4 undecided, 5 no baseline,
+    6 environment lacking.
+    """
+    from delivery.pipeline.progress import display
+    from delivery.pipeline.runner import run
+    from delivery.pipeline.spec import load_pipeline
+
+    # `--force pipelines/x.yaml` reads like a name: a file it is, then.
+    if pipeline is None and force and Path(force[-1]).is_file():
+        pipeline, force = force[-1], (*force[:-1], _EVERYTHING)
+    loaded = load_pipeline(_path(pipeline), overrides, model=model, steps=session.steps)
+    if plan:
+        _show_plan(session, loaded, stages, until, force, as_json)
+        return
+    signal.signal(signal.SIGTERM, _terminated)
+    shown = display()
+    try:
+        result = run(loaded, session.store, shown, stages=stages, until=until, force=force)
+    finally:
+        shown.close()
+    _show(result, as_json)
+    if result.error is not None:
+        sys.stdout.flush()
+        raise result.error
+
+
+def _path(pipeline: str | None) -> Path:
+    """The file as written; the shipped default where there is none in the current folder."""
+    if pipeline is not None and (Path(pipeline).exists() or not pipeline.startswith("pipelines/")):
+        return Path(pipeline)
+    from delivery.resources import resource
+
+    name = pipeline or _DEFAULT
+    try:
+        return Path(name) if Path(name).exists() else resource(name)
+    except FileNotFoundError as error:
+        raise UsageError(
+            "pipeline-not-found",
+            f"there is no pipeline file {name}",
+            hint="deliver init writes one, commented",
+        ) from error
+
+
+def _show_plan(
+    session: Session,
+    pipeline: Any,
+    stages: tuple[str, ...],
+    until: str | None,
+    force: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from delivery.pipeline.planner import plan, table
+    from delivery.pipeline.store import Store
+
+    rows = plan(pipeline, Store(session.workdir, read_only=True), stages=stages, until=until, force=force)
+    if as_json:
+        click.echo(json.dumps({"steps": [row.to_json() for row in rows]}, ensure_ascii=False))
+    else:
+        click.echo(table(rows))
+
+
+def _show(result: RunResult, as_json: bool) -> None:
+    from delivery.pipeline.result import table
+
+    if as_json:
+        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        return
+    click.echo(f"\n{table(result)}\n")
+    if result.release is not None:
+        click.echo(f"release: {result.release}")
+    if result.report_page is not None:
+        click.echo(f"report:  {result.report_page}")
+    click.echo(result.last_line())
+
+
+def _terminated(number: int, frame: object) -> None:
+    """A polite end: temporary folders are removed on the way out."""
+    raise KeyboardInterrupt

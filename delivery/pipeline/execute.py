@@ -1,0 +1,98 @@
+"""Doing one step: taken from the cache, or run in a temporary folder and committed."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delivery.artifact import Manifest
+from delivery.pipeline.context import Reporter, RunContext
+from delivery.pipeline.keys import key_of, key_parts
+from delivery.pipeline.peak import PeakMeter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delivery.artifact import Artifact, Json
+    from delivery.pipeline.keys import Job
+    from delivery.pipeline.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The artifact of a step (a check's measurement) and how it came: `seconds` is the work done now."""
+
+    artifact: Artifact
+    key: str
+    cached: bool
+    seconds: float
+
+
+def make(job: Job, store: Store, reporter: Reporter, *, force: bool = False) -> Made:
+    """The output of a step, made once for its cache key.
+
+    Another run that does the same work is waited for. `force` does the work even if it is cached.
+    The work folder `scratch` outlives a kill and is gone after success.
+    """
+    started = time.monotonic()
+    parts = key_parts(job)
+    key = key_of(parts)
+    if not force and (hit := _sound(key, store, reporter)):
+        return Made(hit, key, cached=True, seconds=0.0)
+
+    def on_wait(holder: str) -> None:
+        reporter.display.line(f"{job.id}: {holder} is doing the same, waiting for it")
+
+    with store.key_lock(key, on_wait):
+        if not force and (hit := _sound(key, store, reporter)):
+            return Made(hit, key, cached=True, seconds=0.0)
+        scratch = store.workdir / "scratch" / key
+        if force:
+            shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True, exist_ok=True)
+        artifact = _run(job, parts, store, reporter, scratch)
+        store.remember_key(key, artifact, parts)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Made(artifact, key, cached=False, seconds=time.monotonic() - started)
+
+
+def _run(job: Job, parts: dict[str, Json], store: Store, reporter: Reporter, scratch: Path) -> Artifact:
+    device = job.resolved_device()
+    started = time.time()
+    with store.building() as out:
+        ctx = RunContext(out, scratch, device, job.seed, job.inputs, reporter)
+        meter = PeakMeter()
+        with store.remembering():
+            job.step.run(ctx)
+        record = {
+            "stage": job.id,
+            "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            "seconds": round(time.time() - started, 3),
+            "device": device,
+            "peak_rss_bytes": meter.peak_bytes(),
+            "params": job.params(judging=True, local=True),
+            "libraries": parts["libraries"],
+            "metrics": ctx.metrics,
+            "findings": ctx.findings,
+        }
+        gc.collect()  # the next step starts without this one's tensors
+        step = type(job.step)
+        manifest = Manifest(step.makes, step.name, step.version, job.params(), job.input_digests())
+        return store.commit(out, manifest, record)
+
+
+def _sound(key: str, store: Store, reporter: Reporter) -> Artifact | None:
+    """The cached artifact of a key; a damaged one is thrown away, so that it is made again."""
+    artifact = store.cached(key)
+    if artifact is None:
+        return None
+    damage = store.damage(artifact)
+    if damage is None:
+        return artifact
+    reporter.display.line(f"  warning: the cached {artifact.path} is damaged: {damage}; making it again")
+    reporter.log.event("damaged", stage=reporter.stage, artifact=artifact.digest, damage=damage)
+    store.discard(artifact)
+    return None

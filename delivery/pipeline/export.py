@@ -1,0 +1,58 @@
+"""An artifact of the store as a folder of the user's own: what `--out DIR` gives."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delivery.artifact import MANIFEST, RUN_RECORD, Artifact, place
+from delivery.errors import UsageError
+
+if TYPE_CHECKING:
+    from delivery.pipeline.store import Store
+
+# Files below this size are copies, so that editing one (a config, say) touches no other artifact.
+_OWN_COPY_BYTES = 1 << 20
+
+
+def check_target(target: Path) -> None:
+    """Raises UsageError `out-exists` unless `target` is absent, empty or an artifact."""
+    if target.exists() and not (target.is_dir() and (_empty(target) or (target / MANIFEST).is_file())):
+        raise UsageError(
+            "out-exists",
+            f"{target} exists and is not an artifact",
+            why="it would be overwritten",
+            hint="choose another --out, or empty that folder",
+        )
+
+
+def export(store: Store, artifact: Artifact, target: Path) -> Artifact:
+    """Make the folder `target` the artifact, sharing the bytes of its large files with the store.
+
+    Whole or not at all; an artifact that is there is replaced. Raises UsageError `out-exists`.
+    """
+    check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        made = Path(folder) / "made"
+        for ref in artifact.manifest.files:
+            copy = made / ref.path
+            if ref.size_bytes < _OWN_COPY_BYTES:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact.file(ref.path), copy)
+            else:
+                place(artifact.file(ref.path), copy)
+            store.memo.put(copy, ref.sha256, settled=True)
+        made.mkdir(exist_ok=True)
+        for name in (RUN_RECORD, MANIFEST):
+            shutil.copyfile(artifact.file(name), made / name)
+        if target.exists():
+            target.rename(Path(folder) / "replaced")
+        made.rename(target)
+    return Artifact(target, artifact.manifest)
+
+
+def _empty(folder: Path) -> bool:
+    return not any(folder.iterdir())

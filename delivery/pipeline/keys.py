@@ -1,0 +1,115 @@
+"""Cache keys: everything that shapes a step's output, and nothing else.
+
+Step, step version, parameters (but those that only judge, that say how work is done here, or that are
+secret), input digests, digests of outside files, versions of the libraries named by the step, the
+seed, and the device where it matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from delivery.artifact import canonical_json
+from delivery.device import fingerprint, resolve_device
+from delivery.steps.step import fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delivery.artifact import Artifact, Digests, Json
+
+# Parameters of these names say where a step runs; whether that shapes the output is `device_matters`.
+_DEVICE = "device"
+_SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One step ready to run: its instance, its input artifacts by role, and where it runs."""
+
+    id: str
+    step: Any
+    inputs: Mapping[str, tuple[Artifact, ...]]
+    device: str = "auto"
+    seed: int = 0
+
+    def resolved_device(self) -> str:
+        """'cpu' or 'cuda'; a step's own `device` parameter goes before the pipeline's."""
+        return resolve_device(getattr(self.step, _DEVICE, None) or self.device)
+
+    def input_digests(self) -> dict[str, Digests]:
+        """Role → digest, or digests where the role takes many."""
+        many = {f.name for f in fields_of(type(self.step)) if f.is_input and f.metadata["many"]}
+        return {
+            role: tuple(a.digest for a in found) if role in many else found[0].digest
+            for role, found in self.inputs.items()
+            if found
+        }
+
+    def params(self, *, judging: bool = False, local: bool = False) -> dict[str, Json]:
+        """Parameters as JSON: those that shape the output, and those asked for besides. Never secrets."""
+        out: dict[str, Json] = {}
+        for f in fields_of(type(self.step)):
+            hidden = f.is_input or f.metadata["secret"] or (f.metadata["judges"] and not judging)
+            if not hidden and (local or not (f.metadata["local"] or f.name == _DEVICE)):
+                out[f.name] = _plain(getattr(self.step, f.name))
+        if type(self.step).seed_matters and _SEED not in out:
+            out[_SEED] = self.seed
+        return out
+
+
+def key_parts(job: Job) -> dict[str, Json]:
+    """What the key is made of, as JSON: shown by `--plan` when a step has to run again."""
+    step = type(job.step)
+    return {
+        "step": step.name,
+        "step_version": step.version,
+        "params": job.params(),
+        "inputs": {r: list(d) if isinstance(d, tuple) else d for r, d in job.input_digests().items()},
+        "external": dict(job.step.external()),
+        "libraries": {name: _version(name) for name in step.libraries},
+        "device": fingerprint(job.resolved_device()).slug if step.device_matters else None,
+    }
+
+
+def key_of(parts: Mapping[str, Json]) -> str:
+    """SHA-256 of the canonical JSON of the parts."""
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def differences(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[str]:
+    """What changed between the parts of two keys, one short phrase each: 'group_size 64 → 32'."""
+    out = []
+    for part, new in after.items():
+        old = before.get(part)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            out += [_change(name, old.get(name), new.get(name)) for name in names]
+        else:
+            out.append(_change(part, old, new))
+    return out
+
+
+def _change(name: str, old: Json, new: Json) -> str:
+    texts = [str(value) for value in (old, new)]
+    return f"{name} changed" if max(map(len, texts)) > 24 else f"{name} {texts[0]} → {texts[1]}"
+
+
+def _plain(value: Any) -> Json:
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"

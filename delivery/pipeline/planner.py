@@ -1,0 +1,146 @@
+"""What a run would do, foretold: the order, what is cached, the peak of memory. Touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from delivery.artifact import Artifact, Kind
+from delivery.errors import DeliverError
+from delivery.pipeline.events import latest_steps
+from delivery.pipeline.judge import verdict_key
+from delivery.pipeline.keys import Job, differences, key_of, key_parts
+from delivery.pipeline.refs import short
+from delivery.pipeline.result import size
+from delivery.pipeline.runner import EVERYTHING, select
+from delivery.steps.step import fields_of, is_check
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from delivery.artifact import Json
+    from delivery.pipeline.spec import Pipeline, Stage
+    from delivery.pipeline.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One stage. `status` is 'cached', 'judge' (measured already, judged again) or 'run'."""
+
+    id: str
+    step: str
+    status: str
+    why: str
+    artifact: str
+    predicted_peak_bytes: int | None
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def plan(
+    pipeline: Pipeline,
+    store: Store,
+    *,
+    stages: Sequence[str] = (),
+    until: str | None = None,
+    force: Sequence[str] = (),
+) -> tuple[PlanRow, ...]:
+    """The stages in order, with what is known before anything runs.
+
+    A stage behind one that runs is told to run too, though equal work may turn out to be cached.
+    Raises UsageError `unknown-stage`, and what resolving a `ref:` input raises.
+    """
+    known: dict[str, Artifact] = {}
+    before = latest_steps(store)
+    rows = []
+    for stage in select(pipeline, stages, until, force):
+        row, artifact = _row(stage, pipeline, store, known, before, set(force))
+        if artifact is not None:
+            known[stage.id] = artifact
+        rows.append(row)
+    return tuple(rows)
+
+
+def table(rows: Sequence[PlanRow]) -> str:
+    """The plan in aligned columns."""
+    cells = [("stage", "step", "status", "peak", "artifact", "why")]
+    cells += [
+        (r.id, r.step, r.status, size(r.predicted_peak_bytes) or "?", short(r.artifact), r.why) for r in rows
+    ]
+    widths = [max(len(c[i]) for c in cells) for i in range(6)]
+    return "\n".join("  ".join(t.ljust(w) for t, w in zip(c, widths, strict=True)).rstrip() for c in cells)
+
+
+def _row(
+    stage: Stage,
+    pipeline: Pipeline,
+    store: Store,
+    known: Mapping[str, Artifact],
+    before: Mapping[str, Mapping[str, Json]],
+    force: set[str],
+) -> tuple[PlanRow, Artifact | None]:
+    inputs, missing = _inputs(stage, store, known)
+    peak = _peak(stage, inputs, known)
+    if missing:
+        return _run_row(stage, f"after {', '.join(missing)}", peak), None
+    if force & {stage.id, EVERYTHING}:
+        return _run_row(stage, "forced", peak), None
+    parts = key_parts(Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed))
+    made = store.cached(key_of(parts))
+    if made is None or store.damage(made) is not None:
+        why = "damaged" if made else _changed(stage, parts, before, store)
+        return _run_row(stage, why, peak), None
+    if not is_check(stage.step):
+        return PlanRow(stage.id, stage.step.name, "cached", "", made.digest, peak), made
+    verdict = store.cached(verdict_key(made.digest))
+    digest = verdict.digest if verdict else made.digest
+    return PlanRow(stage.id, stage.step.name, "judge", "measured already", digest, peak), verdict
+
+
+def _run_row(stage: Stage, why: str, peak: int | None) -> PlanRow:
+    return PlanRow(stage.id, stage.step.name, "run", why, "", peak)
+
+
+def _inputs(
+    stage: Stage, store: Store, known: Mapping[str, Artifact]
+) -> tuple[dict[str, tuple[Artifact, ...]], list[str]]:
+    """Inputs that are there, and the stages that have to run before the others are."""
+    kinds = {f.name: f.metadata["kind"] for f in fields_of(stage.step) if f.is_input}
+    inputs: dict[str, tuple[Artifact, ...]] = {}
+    missing: list[str] = []
+    for role, sources in stage.sources.items():
+        found = [known.get(s.stage) if s.stage else store.resolve(s.ref, kinds[role]) for s in sources]
+        missing += [s.stage for s, a in zip(sources, found, strict=True) if a is None]
+        there = tuple(a for a in found if a is not None)
+        if len(there) == len(found):
+            inputs[role] = there
+    return inputs, list(dict.fromkeys(missing))
+
+
+def _peak(
+    stage: Stage, inputs: Mapping[str, tuple[Artifact, ...]], known: Mapping[str, Artifact]
+) -> int | None:
+    """What the step foretells. For a checkpoint not made yet, the newest one that is there stands in."""
+    paths: dict[str, Path] = {role: found[0].path for role, found in inputs.items() if found}
+    checkpoints = [a for a in known.values() if a.kind == Kind.CHECKPOINT]
+    for field in fields_of(stage.step):
+        if field.is_input and field.metadata["kind"] == Kind.CHECKPOINT and checkpoints:
+            paths.setdefault(field.name, checkpoints[-1].path)
+    try:
+        foretold: int | None = stage.instance().predict_peak_bytes(paths)
+    except (DeliverError, OSError, LookupError):
+        return None  # not known before what it depends on is there
+    return foretold
+
+
+def _changed(
+    stage: Stage, parts: Mapping[str, Any], before: Mapping[str, Mapping[str, Json]], store: Store
+) -> str:
+    """Why a stage runs again: what differs from the last time."""
+    last = before.get(stage.id, {}).get("key")
+    record = store.key_record(last) if last else None
+    if record is None:
+        return "not made yet" if last is None else "no longer there"
+    return ", ".join(differences(record["parts"], parts)) or "no longer there"

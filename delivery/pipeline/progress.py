@@ -1,0 +1,131 @@
+"""Progress on stderr: bars on a terminal, one plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from delivery.steps.step import Task
+
+_PLAIN_EVERY_S = 5.0
+
+
+class Display(Protocol):
+    """Where a run tells people what it does."""
+
+    def line(self, text: str) -> None: ...
+    def task(self, title: str, total: float, unit: str) -> Task: ...
+    def close(self) -> None: ...
+
+
+def display(stream: TextIO | None = None) -> Display:
+    """Bars where `stream` (default stderr) is a terminal, plain lines otherwise."""
+    stream = stream or sys.stderr
+    return Bars(stream) if stream.isatty() else Lines(stream)
+
+
+class Lines:
+    """For logs: a line when a task starts and ends, and every few seconds between."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def task(self, title: str, total: float, unit: str) -> Task:
+        return _LineTask(self, title, total, unit)
+
+    def close(self) -> None:
+        pass
+
+
+class _LineTask:
+    def __init__(self, lines: Lines, title: str, total: float, unit: str) -> None:
+        self._lines, self._title, self._total, self._unit = lines, title, total, unit
+        self._done = 0.0
+        self._started = self._shown = time.monotonic()
+
+    def __enter__(self) -> _LineTask:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is None:
+            self._show(time.monotonic())
+
+    def advance(self, amount: float = 1) -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._shown >= _PLAIN_EVERY_S:
+            self._show(now)
+
+    def note(self, text: str) -> None:
+        self._lines.line(f"  {self._title}: {text}")
+
+    def _show(self, now: float) -> None:
+        self._shown = now
+        total = f"/{self._total:g}" if self._total else ""
+        self._lines.line(f"  {self._title}: {self._done:g}{total} {self._unit}, {now - self._started:.0f} s")
+
+
+class Bars:
+    """For terminals: rich progress bars, lines above them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            console=Console(file=stream),
+            transient=True,
+        )
+        self._tasks = 0
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def task(self, title: str, total: float, unit: str) -> Task:
+        return _BarTask(self, title, total, unit)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def open_bar(self, title: str, total: float, unit: str) -> Any:
+        if self._tasks == 0:
+            self._progress.start()
+        self._tasks += 1
+        return self._progress.add_task(title, total=total or None, unit=unit)
+
+    def move_bar(self, bar: Any, amount: float) -> None:
+        self._progress.advance(bar, amount)
+
+    def close_bar(self, bar: Any) -> None:
+        self._progress.remove_task(bar)
+        self._tasks -= 1
+        if self._tasks == 0:
+            self._progress.stop()
+
+
+class _BarTask:
+    def __init__(self, bars: Bars, title: str, total: float, unit: str) -> None:
+        self._bars, self._title = bars, title
+        self._bar = bars.open_bar(title, total, unit)
+
+    def __enter__(self) -> _BarTask:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.close_bar(self._bar)
+
+    def advance(self, amount: float = 1) -> None:
+        self._bars.move_bar(self._bar, amount)
+
+    def note(self, text: str) -> None:
+        self._bars.line(f"  {self._title}: {text}")

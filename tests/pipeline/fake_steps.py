@@ -1,0 +1,201 @@
+"""Small steps that behave like the real ones: a chain from a source file to a release, in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from delivery.artifact import Kind, hash_file
+from delivery.gate.report import Finding, Metric, Report, Verdict
+from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+
+
+def count(name: str) -> None:
+    """Leave a trace of a run, so that tests can tell work from cache: one line in $FAKE_TRACE."""
+    if trace := os.environ.get("FAKE_TRACE"):
+        with Path(trace).open("a") as stream:
+            stream.write(f"{name}\n")
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Make:
+    """Read a source file into a checkpoint."""
+
+    name: ClassVar[str] = "make"
+    makes: ClassVar[Kind] = Kind.CHECKPOINT
+
+    model: str = param("demo", "Path of the source.", local=True)
+    words: int = param(3, "How many words.")
+
+    def run(self, ctx: StepContext) -> None:
+        count("make")
+        with ctx.progress("words", self.words, "words") as task:
+            for i in range(self.words):
+                (ctx.out / f"word{i}.txt").write_text(f"{self._text()} {i}")
+                task.advance()
+        (ctx.out / "config.json").write_text('{"architectures": ["Fake"]}')
+        ctx.metric("words", self.words, "words", "higher")
+
+    def external(self) -> Mapping[str, str]:
+        path = Path(self.model)
+        return {"source": hash_file(path).sha256} if path.is_file() else {}
+
+    def _text(self) -> str:
+        path = Path(self.model)
+        return path.read_text() if path.is_file() else self.model
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Shrink:
+    """Make a checkpoint smaller.
+
+    More words about it.
+    """
+
+    name: ClassVar[str] = "shrink"
+    makes: ClassVar[Kind] = Kind.CHECKPOINT
+    libraries: ClassVar[tuple[str, ...]] = ("click", "no-such-distribution")
+
+    checkpoint: Input = takes(Kind.CHECKPOINT)
+    hints: Input = takes(Kind.CALIBRATION, optional=True)
+    group_size: int = param(64, "Words per group.")
+    mode: str = param("fast", "How.", choices=("fast", "slow"))
+    scale: float = param(1.0, "Scale.")
+    skip: tuple[str, ...] = param((), "Words to leave.")
+    strict: bool = param(False, "Be strict.")
+    limit: int | None = param(None, "Most words.")
+    token: str = param("", "A password.", secret=True)
+    threads: int = param(1, "Threads.", local=True)
+    wait_s: float = param(0.0, "Seconds to wait in the middle.", local=True)
+    fail: str = param("", "How to fail.", local=True)
+
+    def run(self, ctx: StepContext) -> None:
+        count("shrink")
+        done = sorted(p.name for p in ctx.scratch.iterdir())
+        for i in range(3):
+            if f"layer{i}" in done:
+                count(f"shrink skipped {i}")
+                continue
+            (ctx.out / f"partial{i}").write_bytes(b"x" * 1000)
+            (ctx.scratch / f"layer{i}").write_text("done")
+            if i == 1:
+                self._pause(ctx)
+        for path in ctx.out.iterdir():
+            path.unlink()
+        (ctx.out / "config.json").write_text(json.dumps({"g": self.group_size, "mode": self.mode}))
+        (ctx.out / "weights.bin").write_bytes(bytes(range(256)) * 8192)  # over the size that exports copy
+
+    def _pause(self, ctx: StepContext) -> None:
+        if self.wait_s:
+            (ctx.scratch / "waiting").write_text(str(os.getpid()))
+            time.sleep(self.wait_s)
+            (ctx.scratch / "waiting").unlink()
+        if self.fail == "disk":
+            raise OSError(28, "No space left on device", "weights.bin")
+        if self.fail == "memory":
+            raise MemoryError
+        if self.fail == "bug":
+            raise TypeError("a bug of this step")
+
+    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+        return 10 * sum(p.stat().st_size for p in inputs["checkpoint"].iterdir())
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Assemble:
+    """Build an engine."""
+
+    name: ClassVar[str] = "assemble"
+    version: ClassVar[int] = 2
+    makes: ClassVar[Kind] = Kind.ENGINE
+    device_matters: ClassVar[bool] = True
+    seed_matters: ClassVar[bool] = False
+
+    checkpoint: Input = takes(Kind.CHECKPOINT)
+
+    def run(self, ctx: StepContext) -> None:
+        count("assemble")
+        (ctx.out / "engine.json").write_text(ctx.input("checkpoint").digest)
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Measure an engine."""
+
+    name: ClassVar[str] = "probe"
+    makes: ClassVar[Kind] = Kind.REPORT
+
+    engine: Input = takes(Kind.ENGINE)
+    source: Input = takes(Kind.CHECKPOINT, optional=True)
+    baseline_engine: Input = takes(Kind.ENGINE, optional=True)
+    value: float = param(10.0, "What is measured.")
+    tolerance: float = param(1.0, "Factor on the limit.", judges=True)
+
+    def run(self, ctx: StepContext) -> None:
+        count("probe")
+        (ctx.out / "measured.json").write_text(json.dumps({"value": self.value, "source": ctx.has("source")}))
+
+    def judge(self, ctx: JudgeContext) -> Report:
+        count("judge")
+        value = json.loads(ctx.measurement.file("measured.json").read_text())["value"]
+        limit = ctx.gate["limits"].get("ttft_p95_ms", 100.0) * self.tolerance
+        verdict = Verdict.PASS if value <= limit else Verdict.FAIL
+        if value < 0:
+            verdict = Verdict.INVALID
+        return Report(
+            check="probe",
+            subject=ctx.input("engine").digest,
+            verdict=verdict,
+            metrics=(Metric("ttft_p95_ms", value, "ms", "lower", limit, verdict.value),),
+            findings=(Finding("info", f"measured for {ctx.model}"),),
+            evidence=("measured.json",),
+        )
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Package an engine."""
+
+    name: ClassVar[str] = "pack"
+    makes: ClassVar[Kind] = Kind.RELEASE
+
+    engine: Input = takes(Kind.ENGINE)
+    report: Input = takes(Kind.REPORT, many=True)
+    chart: str = param("chart", "Name of the chart.")
+
+    def run(self, ctx: StepContext) -> None:
+        count("pack")
+        reports = [a.digest for a in ctx.inputs("report")]
+        (ctx.out / "release.json").write_text(json.dumps({"chart": self.chart, "reports": reports}))
+
+
+STEPS = {cls.name: cls for cls in (Make, Shrink, Assemble, Probe, Pack)}
+
+PIPELINE = """\
+version: 1
+model: demo
+steps:
+  - uses: make
+  - uses: shrink
+    with: {group_size: 64}
+  - uses: assemble
+  - uses: probe
+  - uses: pack
+gate:
+  limits: {ttft_p95_ms: 20}
+"""
+
+
+def render(report: Report, out: Path) -> None:
+    """Stands in for `delivery.report.render`: a page."""
+    (out / "report.html").write_text(f"<p>{report.verdict.value}")
