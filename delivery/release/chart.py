@@ -31,6 +31,8 @@ _NAME_LIMIT = 40
 _MIB = 1 << 20
 _PRE_STOP_S = 5
 _CLIENT_TIMEOUT_S = 300
+GRACE_S = _PRE_STOP_S + _CLIENT_TIMEOUT_S + 5
+"""Seconds that a pod gets to finish its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Image:
     @property
     def allow_tag(self) -> bool:
         return not self.digest
+
+    @property
+    def reference(self) -> str:
+        return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
 
     @classmethod
     def parse(cls, text: str) -> Image:
@@ -110,7 +116,7 @@ def write_chart(spec: ChartSpec, parent: Path) -> Path:
         comment_end_string="#]",
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - YAML; every text goes through tojson
+        autoescape=False,
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     for source in sorted(p for p in _TEMPLATE.rglob("*") if p.is_file()):
@@ -172,7 +178,7 @@ def _values(spec: ChartSpec) -> dict[str, Any]:
         "drain": {
             "client_s": _CLIENT_TIMEOUT_S,
             "pre_stop": _PRE_STOP_S,
-            "grace": _PRE_STOP_S + _CLIENT_TIMEOUT_S + 5,
+            "grace": GRACE_S,
         },
         "autoscaling": {"waiting": waiting, "note": waiting_why, "kv_usage": 0.8},
         "rules": {"baseline": round(measured.output_tokens_per_s or 0.0, 1)},

@@ -55,7 +55,10 @@ class Measured:
             why = f"the load time was not measured, so {budget_s} s."
         else:
             budget_s = max(_STARTUP_FLOOR_S, math.ceil(self.load_s * _COLD_START_FACTOR))
-            why = f"loading took {self.load_s:.1f} s; {_COLD_START_FACTOR} times that, at least {_STARTUP_FLOOR_S} s."
+            why = (
+                f"loading took {self.load_s:.1f} s; {_COLD_START_FACTOR} times that, "
+                f"at least {_STARTUP_FLOOR_S} s."
+            )
         return _STARTUP_PERIOD_S, math.ceil(budget_s / _STARTUP_PERIOD_S), why
 
     def waiting_requests(self) -> tuple[int, str]:

@@ -16,7 +16,10 @@ _PEERS: Schema = {"type": "array", "items": {"type": "object", "minProperties": 
 
 
 def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
-    """Draft-07 schema. `runtime` is the only one that passed the gate; `allow_tag` lets the image run by tag."""
+    """Draft-07 schema of the values of one chart.
+
+    `runtime` is the only one that passed the gate; `allow_tag` lets the image run by tag.
+    """
     image = {"repository": {"type": "string", "minLength": 1}, "pullPolicy": _pull_policy()}
     if allow_tag:
         digest = {"type": "string", "pattern": f"^$|{_SHA256}"}

@@ -6,6 +6,8 @@
 SUMS has one line a file: SHA-256, two spaces, path. Exit status 1 names the file that is wrong.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import sys
@@ -13,91 +15,98 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 TRIES = 5
+TIMEOUT_S = 60.0
+LONGEST_PAUSE_S = 10.0
 
 
-def wanted(sums):
-    with open(sums, encoding="utf-8") as lines:
-        for line in lines:
-            digest, _, path = line.rstrip("\n").partition("  ")
-            if not path:
-                continue
-            if os.path.isabs(path) or ".." in path.split("/"):
-                sys.exit(f"{path}: refused, it would leave the model's directory")
-            yield digest, path
+def wanted(sums: Path) -> Iterator[tuple[str, str]]:
+    """(SHA-256, path) of every file of the release."""
+    for line in sums.read_text("utf-8").splitlines():
+        digest, _, path = line.partition("  ")
+        if not path:
+            continue
+        if PurePosixPath(path).is_absolute() or ".." in path.split("/"):
+            sys.exit(f"{path}: refused, it would leave the model's directory")
+        yield digest, path
 
 
-def sha256(path):
+def sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(CHUNK):
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def check(directory, digest, path):
-    target = os.path.join(directory, path)
-    if not os.path.isfile(target):
+def verify(directory: Path, digest: str, path: str) -> None:
+    """End with status 1 unless the file is there and is the release's."""
+    if not (directory / path).is_file():
         sys.exit(f"{path}: missing from the model's directory")
-    found = sha256(target)
+    found = sha256(directory / path)
     if found != digest:
         sys.exit(f"{path}: SHA-256 is {found}, the release says {digest}")
 
 
-def download(url, target):
-    """Append what is still missing of `url` to `target`."""
-    have = os.path.getsize(target) if os.path.exists(target) else 0
+def download(url: str, target: Path) -> None:
+    """Append to `target` what it still lacks of `url`."""
+    have = target.stat().st_size if target.exists() else 0
     request = urllib.request.Request(url)
     if have:
         request.add_header("Range", f"bytes={have}-")
     if os.environ.get("MODEL_TOKEN"):
         request.add_header("Authorization", "Bearer " + os.environ["MODEL_TOKEN"])
     try:
-        answer = urllib.request.urlopen(request, timeout=60)
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:
+        error.close()
+        if have and error.code == 416:  # everything is there already
             return
         raise
-    with answer, open(target, "ab" if answer.status == 206 else "wb") as out:
-        while chunk := answer.read(CHUNK):
+    with answer, target.open("ab" if answer.status == 206 else "wb") as out:
+        while chunk := answer.read(CHUNK_BYTES):
             out.write(chunk)
 
 
-def fetch(directory, digest, path):
-    final = os.path.join(directory, path)
-    if os.path.isfile(final) and sha256(final) == digest:
+def fetch(directory: Path, digest: str, path: str) -> None:
+    """Bring the file into place, unless it is there already."""
+    final = directory / path
+    if final.is_file() and sha256(final) == digest:
         return
-    os.makedirs(os.path.dirname(final) or ".", exist_ok=True)
-    partial = final + ".partial"
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(final.name + ".partial")
     url = os.environ["MODEL_URL"].rstrip("/") + "/" + urllib.parse.quote(path)
+    pause_s = float(os.environ.get("RETRY_SECONDS", "1"))
     reason = ""
-    for attempt in range(TRIES):
+    for _ in range(TRIES):
         try:
             download(url, partial)
             found = sha256(partial)
             if found == digest:
-                os.replace(partial, final)
+                partial.replace(final)
                 print(f"{path}: fetched", flush=True)
                 return
             reason = f"SHA-256 is {found}, the release says {digest}"
-            os.remove(partial)
+            partial.unlink()
         except (OSError, ValueError) as error:
             reason = str(error)
-        time.sleep(min(2**attempt, 10) * float(os.environ.get("RETRY_SECONDS", "1")))
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     sys.exit(f"{path}: not fetched after {TRIES} tries: {reason}")
 
 
-def main():
+def main() -> None:
     if len(sys.argv) != 4 or sys.argv[1] not in ("fetch", "verify"):
         sys.exit(__doc__)
-    action = fetch if sys.argv[1] == "fetch" else check
-    count = 0
-    for digest, path in wanted(sys.argv[2]):
-        action(sys.argv[3], digest, path)
-        count += 1
-    print(f"{count} files match the release", flush=True)
+    action = fetch if sys.argv[1] == "fetch" else verify
+    files = list(wanted(Path(sys.argv[2])))
+    for digest, path in files:
+        action(Path(sys.argv[3]), digest, path)
+    print(f"{len(files)} files match the release", flush=True)
 
 
 if __name__ == "__main__":

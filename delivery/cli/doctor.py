@@ -1,0 +1,40 @@
+"""Say what is wrong with this machine, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.errors import EnvironmentLacking
+
+_MARKS = {"ok": "ok", "info": "--", "warning": "!!", "error": "XX"}
+
+
+@click.command()
+@json_option
+@workdir_option
+@pass_session
+def command(session: Session, as_json: bool) -> int:
+    """Look at driver, CUDA, torch, triton, cards, memory, disk and helm.
+
+    Exit code 6 when something keeps deliver from working here, 0 otherwise.
+    """
+    from delivery.cli._doctor import examine, gather
+
+    facts = gather(session.workdir)
+    checks = examine(facts)
+    broken = [check for check in checks if check.status == "error"]
+    if as_json:
+        out = {"ok": not broken, "checks": [asdict(c) for c in checks], "facts": facts.to_json()}
+        click.echo(json.dumps(out, indent=1))
+    else:
+        for check in checks:
+            click.echo(f"{_MARKS[check.status]}  {check.name}: {check.found}")
+            for label, text in (("why", check.why), ("fix", check.fix)):
+                if text:
+                    click.echo(f"      {label}: {text}")
+        click.echo("this machine cannot do everything" if broken else "this machine can do the work")
+    return EnvironmentLacking.exit_code if broken else 0
