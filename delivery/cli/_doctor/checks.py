@@ -236,10 +236,8 @@ def _memory(facts: Facts) -> Iterator[Check]:
 
 
 def _processor(facts: Facts) -> Iterator[Check]:
-    known = [name for name in ("avx2", "avx512f", "amx_int8", "asimd", "sve") if name in facts.cpu_flags]
-    yield Check(
-        "processor", "ok", f"{facts.cores} cores, {', '.join(known) or 'no vector instructions known'}"
-    )
+    vectors = ", ".join(facts.vector_units) or "no vector instructions known"
+    yield Check("processor", "ok", f"{facts.cores} cores, {vectors}")
 
 
 def _disk(facts: Facts) -> Iterator[Check]:
