@@ -1,0 +1,30 @@
+"""Corpora: text for calibration and evaluation, from built-in sources, files or named public sets.
+
+Nothing here imports torch.
+"""
+
+from delivery.corpus.builtin import builtin_names
+from delivery.corpus.document import Document, Split, is_held_out
+from delivery.corpus.mix import digest, heldout, load
+from delivery.corpus.named import named_sets
+from delivery.corpus.render import Rendered, Sample, recommendation, render
+from delivery.corpus.script import script_shares
+from delivery.corpus.spec import Source, parse
+
+__all__ = [
+    "Document",
+    "Rendered",
+    "Sample",
+    "Source",
+    "Split",
+    "builtin_names",
+    "digest",
+    "heldout",
+    "is_held_out",
+    "load",
+    "named_sets",
+    "parse",
+    "recommendation",
+    "render",
+    "script_shares",
+]

@@ -1,0 +1,137 @@
+"""Scheme: what a file under `schemes/` defines, and the options that schemes read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from delivery.errors import UsageError, did_you_mean
+from delivery.qtensor import QTensor
+from delivery.quantization.awq import Duo
+from delivery.quantization.gptq import ActOrder
+from delivery.quantization.grid import Grid
+from delivery.quantization.group_size import GroupSizes
+from delivery.quantization.schemes import scheme_names
+
+if TYPE_CHECKING:
+    from delivery.quantization.work import BlockWork
+
+Granularity = Literal["group", "channel", "tensor", "block"]
+Need = Literal["absmax", "gram", "sample"]
+"""What a scheme wants to know of activations: maxima per channel, the Gram matrix, some tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user can choose; a scheme reads what concerns it.
+
+    symmetric, narrow: the integer grid (see `Grid`). clip: search narrower ranges per group.
+    duo, points: AWQ's search. act_order, damping: GPTQ's solver. alpha, search_scale: SmoothQuant.
+    outliers: share of the weights kept at 6 bit (0 for none).
+    """
+
+    group_sizes: GroupSizes = field(default_factory=GroupSizes)
+    symmetric: bool = False
+    narrow: bool = False
+    clip: bool = False
+    duo: Duo = "both"
+    points: int = 0
+    act_order: ActOrder = "static"
+    damping: float = 0.01
+    alpha: float = 0.5
+    search_scale: bool = False
+    outliers: float = 0.0
+    scale_dtype: torch.dtype = torch.float16
+
+    def grid(self, group_size: int) -> Grid:
+        """The 4-bit grid for a layer with that group size."""
+        return Grid(4, group_size, self.symmetric, self.narrow, self.scale_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a scheme's weights look like when stored.
+
+    weight: dtype of the elements (uint8 and int8 stand for `bits` of them). activation: dtype that
+    inputs are quantised to, None for none; `static`: with a scale fixed beforehand.
+    """
+
+    bits: int
+    weight: torch.dtype
+    granularity: Granularity
+    activation: torch.dtype | None = None
+    static: bool = False
+
+    def prototype(self, shape: tuple[int, int], group_size: int, symmetric: bool) -> QTensor:
+        """A QTensor without data (on the meta device) of the form that the scheme makes."""
+        rows, columns = shape
+        width = columns if group_size == -1 else group_size
+        scales = {
+            "group": (rows, columns // width),
+            "channel": (rows, 1),
+            "tensor": (1, 1),
+            "block": (-(-rows // 128), -(-columns // 128)),
+        }[self.granularity]
+        grouped = self.granularity == "group"
+        asymmetric = grouped and not symmetric
+        weight = torch.uint8 if asymmetric else self.weight
+
+        def empty(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device="meta")
+
+        return QTensor(
+            qdata=empty(shape, weight),
+            scale=empty(scales, torch.float16 if grouped else torch.float32),
+            zero_point=empty(scales, torch.uint8) if asymmetric else None,
+            group_size=group_size if grouped else -1,
+            bits=self.bits,
+            input_scale=empty((1,), torch.float32) if self.static else None,
+            act_dtype=self.activation,
+            block_size=128 if self.granularity == "block" else None,
+        )
+
+
+W4 = Storage(4, torch.int8, "group")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to quantise the linear layers of a block.
+
+    needs: what must be known of the activations, given the options; empty for data-free schemes.
+    quantize: works on a `BlockWork` in place: moves scales where it wants, then finishes every layer.
+    formats: on-disk formats that can hold the result, the default first.
+    """
+
+    name: str
+    summary: str
+    storage: Storage
+    needs: Callable[[Options], frozenset[Need]]
+    quantize: Callable[[BlockWork], None]
+    formats: tuple[str, ...] = ("compressed-tensors",)
+
+    @property
+    def grouped(self) -> bool:
+        return self.storage.granularity == "group"
+
+
+def load_scheme(name: str) -> Scheme:
+    """The scheme called `name`. Raises UsageError `unknown-scheme`."""
+    if name not in scheme_names():
+        raise UsageError(
+            "unknown-scheme", f"there is no scheme {name!r}", hint=did_you_mean(name, scheme_names())
+        )
+    module = import_module(f"delivery.quantization.schemes.{name.replace('-', '_')}")
+    scheme = module.SCHEME
+    assert isinstance(scheme, Scheme)
+    assert scheme.name == name
+    return scheme
+
+
+def nothing(_options: Options) -> frozenset[Need]:
+    """`needs` of a scheme that looks at the weights alone."""
+    return frozenset()
