@@ -8,7 +8,6 @@
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim-bookworm AS build
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=demo,serve
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -27,17 +26,16 @@ RUN pip install --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" 
     && python -m compileall -q /opt/deliver/lib
 
 FROM python:${PYTHON}-slim-bookworm AS runtime
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ARG EXTRAS=demo,serve
 LABEL org.opencontainers.image.title="deliver" \
       org.opencontainers.image.description="From a weight commit to a signed Helm release" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Triton compiles the launcher of each kernel with the C compiler that it finds.
 # hadolint ignore=DL3008
-RUN if [[ "${EXTRAS}" == *gpu* ]]; then \
+RUN case "${EXTRAS}" in *gpu*) \
         apt-get update && apt-get install --no-install-recommends --yes gcc libc6-dev \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi
+        && rm -rf /var/lib/apt/lists/* ;; \
+    esac
 # The same number as in the chart's podSecurity.
 RUN groupadd --gid 10001 deliver \
     && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin deliver
