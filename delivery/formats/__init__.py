@@ -5,9 +5,15 @@ A format module has
     pack(prefix, qtensor, bias=None) -> dict[str, Tensor]
     unpack(prefix, get, has, quantization_config) -> QTensor
     is_quantized(prefix, has, quantization_config) -> bool
-    quantization_config(layers, ...) -> dict
+    quantization_config(layers, kv=None) -> dict
     why_not(qtensor) -> str | None
-Names are known without importing one; a module is loaded when it is used.
+    why_not_all(layers, kv=None) -> str | None
+`layers` maps the prefix of every linear layer (routers and lm_head too) to its QTensor, or to None
+where it stays plain. Only shapes, dtypes and settings are read from it, so the tensors may lie on the
+meta device (`qtensor.to("meta")`) and a whole model costs nothing.
+
+Names are known without importing a format; a module is loaded when it is used. Modules whose name
+starts with an underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -21,12 +27,12 @@ from delivery.errors import DataError, UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SHARED = frozenset({"layout", "bits"})
+    from delivery.qtensor import QTensor
 
 
 def format_names() -> tuple[str, ...]:
     """What `--format` takes: module names with dashes, but `smooth_quant` as LMDeploy spells it."""
-    return tuple(sorted(_public(m.name) for m in iter_modules(__path__) if m.name not in _SHARED))
+    return tuple(sorted(_public(m.name) for m in iter_modules(__path__) if not m.name.startswith("_")))
 
 
 def load_format(name: str) -> Any:
@@ -55,6 +61,19 @@ def format_of(quantization_config: Mapping[str, Any]) -> Any:
         why=f"quant_method may be {', '.join(known)}",
         hint="convert the float checkpoint that it was made from",
     )
+
+
+def check_export(name: str, layers: Mapping[str, QTensor | None], kv: str | None = None) -> None:
+    """Raises UsageError `format-refuses` with the reason where a format cannot hold these layers."""
+    module = load_format(name)
+    reason = module.why_not_all(layers, kv)
+    if reason is not None:
+        raise UsageError(
+            "format-refuses",
+            f"format {name} cannot hold what was asked for",
+            why=reason,
+            hint="another --format or other settings; deliver explain format-refuses",
+        )
 
 
 def _public(module: str) -> str:
