@@ -1,0 +1,73 @@
+"""The Markdown summary for a merge request's comment and a job's summary page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delivery.report import words
+from delivery.report.headline import headline
+
+if TYPE_CHECKING:
+    from delivery.gate.report import Metric, Report
+
+MAX_BYTES = 60_000
+"""GitHub stops at 1 MB a job summary and 65,536 characters a comment."""
+_MARKS = {
+    "pass": "✅ pass",
+    "bootstrapped": "🆕 baseline made",
+    "waived": "⚠️ waived",
+    "fail": "❌ fail",
+    "inconclusive": "❔ inconclusive",
+    "invalid": "❔ invalid",
+    "shown": "",
+}
+
+
+def document(report: Report) -> str:
+    """Headline, metrics and findings; cut at `MAX_BYTES` with a note."""
+    top = headline(report)
+    lines = [f"### {_mark(report.verdict.value)} · {escape(top.title)}", ""]
+    lines += [f"- **{question}:** {escape(answer)}" for question, answer in top.answers]
+    if top.command:
+        lines += ["", "```sh", top.command.replace("```", ""), "```"]
+    if report.metrics:
+        lines += ["", "| metric | value | baseline | change | limit | status |", "|---|--:|--:|--:|--:|---|"]
+        lines += [_row(m) for m in report.metrics]
+    if report.findings:
+        lines += ["", *(f"- {f.severity}: {escape(f.text)}" for f in report.findings)]
+    lines += ["", f"<sub>subject `{words.short(report.subject)}`</sub>"]
+    return _cut("\n".join(lines) + "\n")
+
+
+def escape(text: str) -> str:
+    """Text as text: no table, link, emphasis, mention or HTML can come out of a model's output."""
+    flat = " ".join(text.split())
+    for mark in "\\`*_[]|#~":
+        flat = flat.replace(mark, f"\\{mark}")
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return flat.replace("@", "@\u200b")
+
+
+def _row(metric: Metric) -> str:
+    base = "" if metric.baseline is None else words.amount(metric.baseline, metric.unit)
+    cells = (
+        f"`{metric.name}`",
+        words.amount(metric.value, metric.unit),
+        base,
+        words.change(metric),
+        words.limit(metric),
+        _mark(metric.status),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _mark(status: str) -> str:
+    return _MARKS.get(status, status)
+
+
+def _cut(text: str) -> str:
+    encoded = text.encode()
+    if len(encoded) <= MAX_BYTES:
+        return text
+    note = "\n\n… cut here; the whole is in report.html\n"
+    return encoded[: MAX_BYTES - len(note.encode())].decode(errors="ignore") + note

@@ -1,0 +1,32 @@
+"""`render`: writes every rendering of a report into a folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from delivery.report import html, junit, markdown, openmetrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delivery.gate.report import Report
+
+RENDERINGS = ("junit.xml", "metrics.txt", "summary.md", "report.html", "charts.json")
+"""What stands beside `report.json` afterwards."""
+
+
+def render(report: Report, out_dir: Path) -> None:
+    """Write `RENDERINGS` into `out_dir`; equal reports give equal bytes."""
+    (out_dir / "junit.xml").write_text(junit.document(report), "utf-8")
+    (out_dir / "metrics.txt").write_text(openmetrics.document(report), "utf-8")
+    (out_dir / "summary.md").write_text(markdown.document(report), "utf-8")
+    (out_dir / "report.html").write_text(html.document(report), "utf-8")
+    numbers: dict[str, Any] = {
+        "check": report.check,
+        "subject": report.subject,
+        "charts": list(report.details.get("charts", ())),
+        "tables": list(report.details.get("tables", ())),
+    }
+    text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
+    (out_dir / "charts.json").write_text(text + "\n", "utf-8")
