@@ -217,17 +217,18 @@ def read_artifact(directory: Path) -> Artifact:
 
 
 def walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Name and path of every file below `directory` that an artifact's digest covers, sorted.
+    """Name and path of every file below `directory` that an artifact's digest covers, sorted by name.
 
     Left out: the manifest and the run record, and everything hidden (a `.git` folder, say).
     """
+    found = []
     for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        here = Path(folder)
-        for name in sorted(names):
-            relative = PurePosixPath((here / name).relative_to(directory)).as_posix()
-            if not name.startswith(".") and relative not in _UNHASHED:
-                yield relative, here / name
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        for path in (Path(folder) / name for name in names if not name.startswith(".")):
+            relative = PurePosixPath(path.relative_to(directory)).as_posix()
+            if relative not in _UNHASHED:
+                found.append((relative, path))
+    yield from sorted(found)
 
 
 def place(source: Path, target: Path) -> None:

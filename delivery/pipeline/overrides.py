@@ -78,6 +78,7 @@ def _put(document: Document, place: Place, value: Any, label: str) -> None:
     for depth, key in enumerate(place[:-1]):
         if isinstance(at, dict) and at.get(key) is None:
             at[key] = {}
+            document.origins[place[: depth + 1]] = label
         at = at[key]
         if not isinstance(at, dict | list):
             raise UsageError(

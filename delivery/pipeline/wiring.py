@@ -1,7 +1,6 @@
 """Which earlier step an input role is bound to, and whether the kinds fit.
 
-A role that the pipeline file leaves open is bound as `steps.step.takes` says: `source` to the origin
-of what the step judges, a `many` role to all makers of the kind, any other to the nearest one.
+A role that the pipeline file leaves open is bound by the rules that `steps.step.takes` lists.
 """
 
 from __future__ import annotations
@@ -66,15 +65,15 @@ def wire(
     # A default may look at the other roles (`source` at the engine's ancestors), so those given go first.
     for name, value in given.items():
         bound[name] = _given(stage_id, roles[name], value, earlier, where)
-    for name, role in sorted(roles.items(), key=lambda item: item[0] == _ORIGIN or item[1].metadata["many"]):
+    last = sorted(roles.values(), key=lambda role: role.name == _ORIGIN or role.metadata["many"])
+    for name, role in ((role.name, role) for role in last):
         if name not in given:
             bound[name] = _default(role, roles, bound, earlier)
         if not bound[name] and not role.metadata["optional"] and not role.metadata["many"]:
-            kind = role.metadata["kind"]
             raise UsageError(
                 "missing-input",
                 f"{where}: step {stage_id!r} lacks its input {name!r}",
-                why=f"no earlier step makes a{'n' if kind == Kind.ENGINE else ''} {kind}",
+                why=f"no earlier step makes {_a(role.metadata['kind'])}",
                 hint=f"put a step that does before it, or set inputs: {{{name}: ...}}",
             )
     return {name: sources for name, sources in bound.items() if sources}
@@ -110,7 +109,7 @@ def _source(stage_id: str, role: Field, name: str, earlier: Sequence[Node], wher
         raise UsageError(
             "wrong-kind",
             f"{where}: input {role.name!r} of {stage_id!r} cannot be {name!r}",
-            why=f"expected a step that makes a {wanted}, got one that makes a {made}",
+            why=f"expected a step that makes {_a(wanted)}, got one that makes {_a(made)}",
         )
     return Source(stage=name)
 
@@ -123,10 +122,16 @@ def _default(
 ) -> tuple[Source, ...]:
     kind: Kind = role.metadata["kind"]
     makers = [node for node in earlier if node.step.makes == kind]
+    behind = _ancestors(bound, earlier)
     if role.metadata["many"]:
-        return tuple(Source(stage=node.id) for node in makers if _about_the_same(node, bound))
+        if kind == Kind.REPORT:
+            makers = [node for node in makers if _about_the_same(node, bound)]
+        elif bound:
+            makers = [node for node in makers if node.id in behind]
+        return tuple(Source(stage=node.id) for node in makers)
     if role.name == _ORIGIN:
-        origin = _origin(kind, bound, earlier) or (makers[0] if makers else None)
+        origins = [n for n in makers if n.id in behind and not _made_from(kind, n, earlier)]
+        origin = next(iter(origins or makers), None)
         return (Source(stage=origin.id),) if origin else ()
     twin = any(r.name != role.name and r.metadata["kind"] == kind for r in roles.values())
     if role.metadata["optional"] and twin:
@@ -135,26 +140,29 @@ def _default(
 
 
 def _about_the_same(node: Node, bound: Mapping[str, tuple[Source, ...]]) -> bool:
-    """Whether a report is about what the step takes: they name the same source wherever both have a role."""
-    return all(
-        node.sources[role] == bound[role] for role in node.sources if role in bound and role != _ORIGIN
-    )
+    """Whether a report is about what the step takes: the same source wherever both have a role."""
+    shared = [role for role in node.sources if bound.get(role) and role != _ORIGIN]
+    return all(node.sources[role] == bound[role] for role in shared)
 
 
-def _origin(kind: Kind, bound: Mapping[str, tuple[Source, ...]], earlier: Sequence[Node]) -> Node | None:
-    """The ancestor of the bound inputs that makes the kind and was made from none of that kind."""
+def _made_from(kind: Kind, node: Node, earlier: Sequence[Node]) -> bool:
+    """Whether a stage was itself made from something of the kind."""
+    makers = {n.id for n in earlier if n.step.makes == kind}
+    return any(s.stage in makers for sources in node.sources.values() for s in sources)
+
+
+def _ancestors(bound: Mapping[str, tuple[Source, ...]], earlier: Sequence[Node]) -> set[str]:
+    """Ids of the bound stages and of everything that they descend from."""
     nodes = {node.id: node for node in earlier}
     queue = [source.stage for sources in bound.values() for source in sources]
     seen: set[str] = set()
     while queue:
-        name = queue.pop(0)
-        if name in seen or name not in nodes:
-            continue
-        seen.add(name)
-        node = nodes[name]
-        parents = [s.stage for sources in node.sources.values() for s in sources]
-        same_kind = [p for p in parents if p in nodes and nodes[p].step.makes == kind]
-        if node.step.makes == kind and not same_kind:
-            return node
-        queue += parents
-    return None
+        name = queue.pop()
+        if name in nodes and name not in seen:
+            seen.add(name)
+            queue += [s.stage for sources in nodes[name].sources.values() for s in sources]
+    return seen
+
+
+def _a(kind: Kind) -> str:
+    return f"an {kind}" if kind == Kind.ENGINE else f"a {kind}"

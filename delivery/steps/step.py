@@ -30,8 +30,9 @@ def takes(kind: Kind, help: str = "", *, optional: bool = False, many: bool = Fa
     """Declare an input: its role is the field's name.
 
     In a pipeline that does not say what it is, a role is bound by these rules:
-    `source` to the checkpoint that everything before descends from (the convert step's);
-    a `many` role to every earlier step that makes the kind;
+    `source` to the checkpoint that the step's other inputs descend from (the convert step's);
+    a `many` role of reports to every report about the same engine, of another kind to everything of
+    that kind that the step's other inputs descend from;
     an optional role of a kind that another role of the step has too, to nothing;
     any other to the nearest earlier step that makes the kind.
     """

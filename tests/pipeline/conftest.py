@@ -52,10 +52,14 @@ def go(store: Store, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Go
     """Run the fake pipeline with overrides; `text` replaces the file; `said` collects the display."""
     monkeypatch.delenv("CI", raising=False)
 
-    def start(*overrides: str, text: str | None = None, said: io.StringIO | None = None, **how: Any) -> RunResult:
+    def start(
+        *overrides: str, text: str | None = None, said: io.StringIO | None = None, **how: Any
+    ) -> RunResult:
         if text is not None:
             pipeline_file.write_text(text)
-        pipeline = load_pipeline(pipeline_file, overrides, steps=fake_steps.STEPS, model=how.pop("model", None))
+        pipeline = load_pipeline(
+            pipeline_file, overrides, steps=fake_steps.STEPS, model=how.pop("model", None)
+        )
         display = Lines(said or io.StringIO())
         return run(pipeline, how.pop("store", store), display, render=fake_steps.render, **how)
 
