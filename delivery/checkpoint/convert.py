@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from delivery.checkpoint.canonical import Canonical
 from delivery.checkpoint.directory import read_config
+from delivery.checkpoint.layouts import layout_for, source_architectures
 from delivery.checkpoint.source import Source, choose_format
 from delivery.checkpoint.writer import CheckpointWriter
 from delivery.errors import DataError, UsageError
-from delivery.model.families import family_for
-
-if TYPE_CHECKING:
-    import torch
+from delivery.model.families import architectures, family_for
 
 
 def open_source(
@@ -22,8 +21,7 @@ def open_source(
     architecture: str | None = None,
     source_format: str = "auto",
     dtype: str = "auto",
-    trust_remote_code: bool = False,
-) -> Source:
+) -> Canonical:
     """The model at a local path, its architecture known and supported; no weight is read.
 
     Raises DataError for what is damaged, `unknown-architecture`, UsageError `architecture-disagrees` and
@@ -40,54 +38,56 @@ def open_source(
     if found == "gguf":
         from delivery.checkpoint.gguf_source import GgufSource
 
-        source: Source = GgufSource(_gguf_file(path), dtype)
-        _agree(source.config, architecture)
-        return source
+        gguf = GgufSource(_gguf_file(path), dtype)
+        _agree(gguf.config, architecture)
+        return Canonical(gguf)
     config = read_config(path)
     if not config.get("architectures") and architecture:
         config = {**config, "architectures": [architecture]}
     _agree(config, architecture)
-    family_for(config)
-    from delivery.checkpoint.directory_source import DirectorySource
+    check_known(config)
+    source: Source
+    if found == "bin":
+        from delivery.checkpoint.bin_source import BinSource
 
-    return DirectorySource(path, config)
+        source = BinSource(path, config)
+    else:
+        from delivery.checkpoint.directory_source import DirectorySource
+
+        source = DirectorySource(path, config)
+    return Canonical(source, dtype)
 
 
-def convert(source: Source, out: Path, shard_bytes: int, advance: Callable[[int], None]) -> dict[str, Any]:
+def check_known(config: Mapping[str, Any]) -> None:
+    """Raises DataError `no-architecture`, or `unknown-architecture` naming all that can be converted."""
+    if layout_for(config) is not None:
+        return
+    try:
+        family_for(config)
+    except DataError as error:
+        if error.code != "unknown-architecture":
+            raise
+        known = sorted({*architectures(), *source_architectures()})
+        raise DataError(
+            error.code, error.what, why=f"supported: {', '.join(known)}", hint=error.hint
+        ) from None
+
+
+def convert(source: Canonical, out: Path, shard_bytes: int, advance: Callable[[int], None]) -> dict[str, int]:
     """Write `source` into `out`; gives {"tensors": n, "bytes": n}. `advance` is told bytes as they go.
 
-    Raises DataError `tensor-not-finite` and whatever reading raises; nothing is left behind then.
+    Raises whatever reading raises; nothing is left behind then.
     """
     with CheckpointWriter(out, shard_bytes) as writer:
         for name, content in source.files().items():
             writer.add_file(name, content)
         count = total = 0
         for name, tensor in source.tensors():
-            check_finite(name, tensor)
             writer.add(name, tensor)
             advance(tensor.nbytes)
             count, total = count + 1, total + tensor.nbytes
-        writer.finish(dict(source.config))
+        writer.finish(source.config)
     return {"tensors": count, "bytes": total}
-
-
-def check_finite(name: str, tensor: torch.Tensor) -> None:
-    """Raises DataError `tensor-not-finite`, naming the tensor and how many values are NaN or infinite."""
-    import torch
-
-    if not tensor.dtype.is_floating_point or tensor.numel() == 0:
-        return
-    values = tensor.to(torch.float32) if tensor.dtype.itemsize == 1 else tensor
-    low, high = torch.aminmax(values)
-    if bool(torch.isfinite(low) & torch.isfinite(high)):
-        return
-    bad = int((~torch.isfinite(values)).sum())
-    raise DataError(
-        "tensor-not-finite",
-        f"tensor {name!r} holds NaN or infinite values",
-        why=f"{bad} of {tensor.numel()} values",
-        hint="the training run or the copy is damaged; get a good one",
-    )
 
 
 def _gguf_file(path: Path) -> Path:

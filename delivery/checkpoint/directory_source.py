@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,8 @@ class DirectorySource:
     def names(self) -> tuple[str, ...]:
         return self.checkpoint.names()
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self.checkpoint.names():
-            yield name, self.checkpoint.tensor(name)
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.checkpoint.tensor(name)
 
     def files(self) -> Mapping[str, Path | bytes]:
         return dict(carried_files(self.checkpoint.path))

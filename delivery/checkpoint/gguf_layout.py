@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from delivery.checkpoint.pieces import Piece, same
 from delivery.errors import DataError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import torch
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -50,6 +49,7 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z_]+(?:\.\d+)?)\.(weight|bias)")
 _EXPERT = re.compile(r"ffn_(gate|up|down)(?:_exps|\.(\d+))")
 
 Metadata = Mapping[str, Any]
+Take = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,6 @@ def layout_of(metadata: Metadata) -> Layout:
     return _LAYOUTS[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One canonical tensor: `take` makes it from the values of the GGUF tensor `source`."""
-
-    name: str
-    source: str
-    take: Callable[[NDArray[Any]], NDArray[Any]]
-
-
 def pieces(layout: Layout, config: Mapping[str, Any], names: Iterator[str]) -> Iterator[Piece]:
     """The canonical tensors that a file's tensors become. Raises DataError `gguf-tensor-unknown`."""
     for source in names:
@@ -134,25 +125,23 @@ def pieces(layout: Layout, config: Mapping[str, Any], names: Iterator[str]) -> I
             raise _unknown(source, layout)
 
 
-def unpermute(values: NDArray[Any], heads: int) -> NDArray[Any]:
+def unpermute(values: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows of q or k (or their bias) back from llama.cpp's order to Hugging Face's.
 
     values: [heads · head_dim, ...]; llama.cpp interleaves the two halves of each head.
     """
     head_dim = values.shape[0] // heads
     split = values.reshape(heads, head_dim // 2, 2, *values.shape[1:])
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+    return split.transpose(1, 2).reshape(values.shape)
 
 
-def _transform(
-    layout: Layout, config: Mapping[str, Any], stem: str
-) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _transform(layout: Layout, config: Mapping[str, Any], stem: str) -> Take:
     if layout.permuted and stem in ("attn_q", "attn_k"):
         heads = int(config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"])
         return lambda values: unpermute(values, heads)
     if layout.norm_plus_one and stem.endswith("norm"):
-        return lambda values: values.astype(np.float32) - np.float32(1)
-    return lambda values: values
+        return lambda values: values.float() - 1
+    return same
 
 
 def _experts(
@@ -161,7 +150,7 @@ def _experts(
     folder, members = _EXPERTS[layout.model_type]
     member, number = members[expert.group(1)], expert.group(2)
     if number is not None:
-        yield Piece(f"{prefix}.{folder}.{number}.{member}.weight", source, lambda values: values)
+        yield Piece(f"{prefix}.{folder}.{number}.{member}.weight", source)
         return
     count = int(config.get("num_local_experts") or config["num_experts"])
     for index in range(count):

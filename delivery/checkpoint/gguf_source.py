@@ -8,7 +8,7 @@ it cannot overflow in the engines that compute in the stored dtype. `dtype="floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ import numpy as np
 from delivery.checkpoint.directory import GENERATION_CONFIG
 from delivery.checkpoint.gguf_config import rebuild_config, rebuild_generation_config
 from delivery.checkpoint.gguf_file import GgufFile
-from delivery.checkpoint.gguf_layout import Piece, layout_of, pieces
+from delivery.checkpoint.gguf_layout import layout_of, pieces
 from delivery.checkpoint.gguf_tokenizer import as_json, rebuild_tokenizer
 from delivery.checkpoint.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
 from delivery.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 _STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float32"}
 
@@ -41,20 +42,19 @@ class GgufSource:
         layout = layout_of(self._file.metadata)
         self.dtype = self._own_dtype() if dtype == "auto" else dtype
         self.config: Mapping[str, Any] = rebuild_config(self._file, self.dtype)
-        self._pieces = list(pieces(layout, self.config, iter(self._file.tensors)))
+        self._pieces = {p.name: p for p in pieces(layout, self.config, iter(self._file.tensors))}
+        self._last: tuple[str, Any] = ("", None)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(piece.name for piece in self._pieces)
+        return tuple(self._pieces)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensor(self, name: str) -> torch.Tensor:
         import torch
 
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        last: tuple[str, Any] = ("", None)
-        for piece in self._pieces:
-            if piece.source != last[0]:
-                last = (piece.source, self._file.read(piece.source))
-            yield piece.name, self._tensor(piece, last[1]).to(dtype)
+        piece = self._pieces[name]
+        if self._last[0] != piece.source:
+            self._last = (piece.source, as_torch(self._file.read(piece.source)))
+        return piece.take(self._last[1]).to(getattr(torch, self.dtype))
 
     def files(self) -> Mapping[str, Path | bytes]:
         tokenizer, tokenizer_config = rebuild_tokenizer(self._file.metadata)
@@ -74,14 +74,6 @@ class GgufSource:
         # The values in float32, the numpy temporaries of dequantising them, and the stored copy.
         return 3 * 4 * max((self._count(t.shape) for t in self._file.tensors.values()), default=0)
 
-    def _tensor(self, piece: Piece, values: Any) -> torch.Tensor:
-        import torch
-
-        if values.dtype == np.uint16:
-            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.int16))
-            values = bits.view(torch.bfloat16).to(torch.float32).numpy()
-        return torch.from_numpy(np.ascontiguousarray(piece.take(values)))
-
     def _own_dtype(self) -> str:
         kinds = {t.kind for t in self._file.tensors.values() if len(t.shape) > 1}
         if not kinds:
@@ -96,3 +88,12 @@ class GgufSource:
         for size in shape:
             count *= size
         return count
+
+
+def as_torch(values: NDArray[Any]) -> torch.Tensor:
+    """A tensor of what `GgufFile.read` gave; bits of BF16 become bfloat16."""
+    import torch
+
+    if values.dtype == np.uint16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)

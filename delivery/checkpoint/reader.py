@@ -30,15 +30,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path | str, config: Mapping[str, Any] | None = None) -> Checkpoint:
-        """Open a directory; `config` stands in for its config.json.
+        """Open a directory; `config` stands in for its config.json and is not checked.
 
         Raises DataError `no-architecture` or `unknown-architecture` before weights are looked at, and
         what `read_config` and `read_tensors` raise.
         """
         directory = Path(path)
-        config = read_config(directory) if config is None else dict(config)
-        family_for(config)
-        return cls(directory, config, read_tensors(directory))
+        if config is None:
+            config = read_config(directory)
+            family_for(config)
+        return cls(directory, dict(config), read_tensors(directory))
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:

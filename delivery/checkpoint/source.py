@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,11 +22,11 @@ class Source(Protocol):
     """The config as the source has it, or as rebuilt from its metadata."""
 
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors that `tensors` gives, in its order."""
+        """Names of the tensors, in the order in which they are stored."""
         ...
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor once; one is held at a time."""
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor; asking in the order of `names` is fastest."""
         ...
 
     def files(self) -> Mapping[str, Path | bytes]:
@@ -35,12 +35,12 @@ class Source(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all tensors as they are given."""
+        """Bytes of all tensors, about."""
         ...
 
     @property
     def largest_bytes(self) -> int:
-        """Most bytes that one step of `tensors` needs."""
+        """Most bytes that reading one tensor needs."""
         ...
 
 

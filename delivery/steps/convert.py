@@ -12,7 +12,7 @@ from delivery.errors import UsageError
 from delivery.steps.step import StepContext, param, step
 
 if TYPE_CHECKING:
-    from delivery.checkpoint.source import Source
+    from delivery.checkpoint.canonical import Canonical
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -38,15 +38,21 @@ class Convert:
     revision: str = param("", "Branch, tag or commit of a Hub id.")
     download_dir: str = param("", "Folder for downloads; default: the cache.", local=True)
     trust_remote_code: bool = param(False, "Run the model's own Python code, to convert its tokenizer.")
-    dtype: str = param("auto", "Dtype of weights that GGUF stores quantised.", choices=_DTYPES)
+    dtype: str = param(
+        "auto",
+        "Dtype of all weights; auto keeps what is stored, and makes quantised GGUF bfloat16.",
+        choices=_DTYPES,
+    )
     shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.")
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint.convert import convert
 
         source = self._source()
-        with ctx.progress("convert", source.size_bytes, "B") as task:
+        with ctx.progress("convert", source.source.size_bytes, "B") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
+        for note in source.notes:
+            ctx.finding("info", note)
         ctx.metric("weights_bytes", done["bytes"], "B", "lower")
 
     def external(self) -> Mapping[str, str]:
@@ -62,9 +68,9 @@ class Convert:
     def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
         if self.model == "demo" or not Path(self.model).exists():
             return None
-        return _RUNTIME_BYTES + self._source().largest_bytes
+        return _RUNTIME_BYTES + self._source().source.largest_bytes
 
-    def _source(self) -> Source:
+    def _source(self) -> Canonical:
         from delivery.checkpoint.convert import open_source
         from delivery.checkpoint.demo import fetch_demo
 
@@ -76,7 +82,6 @@ class Convert:
             architecture=self.architecture or None,
             source_format=self.source_format,
             dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
         )
 
 

@@ -1,0 +1,23 @@
+"""Piece: one canonical tensor and what it is made from. Layouts are lists of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def same(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`take` makes the canonical tensor `name` from the source's tensor `source`."""
+
+    name: str
+    source: str
+    take: Callable[[torch.Tensor], torch.Tensor] = same
