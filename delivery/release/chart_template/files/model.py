@@ -67,9 +67,13 @@ def download(url: str, target: Path) -> None:
         if have and error.code == 416:  # everything is there already
             return
         raise
+    length = int(answer.headers.get("Content-Length", -1))
+    received = 0
     with answer, target.open("ab" if answer.status == 206 else "wb") as out:
         while chunk := answer.read(CHUNK_BYTES):
-            out.write(chunk)
+            received += out.write(chunk)
+    if received < length:
+        raise OSError(f"the connection ended after {received} of {length} bytes")
 
 
 def fetch(directory: Path, digest: str, path: str) -> None:
