@@ -11,8 +11,10 @@ from delivery.release.archive import write_chart_archive
 from delivery.release.bom import bill_of_materials
 from delivery.release.chart import write_chart
 from delivery.release.index import ENVELOPE, INDEX, write_index
+from delivery.release.overview import overview
 from delivery.release.provenance import provenance
 from delivery.release.runbook import runbook
+from delivery.report import html, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +92,9 @@ def write_release(spec: ReleaseSpec, out: Path, signer: Signer) -> None:
         "chart": archive.name,
         "verdicts": {report.check: report.verdict.value for report in judgements},
     }
+    page = overview(spec.served.digest, judgements, {k: v for k, v in facts.items() if isinstance(v, str)})
+    (out / "report.html").write_text(html.document(page), "utf-8")
+    (out / "summary.md").write_text(markdown.document(page), "utf-8")
     write_index(out, facts)
     (out / ENVELOPE).write_bytes(signer.envelope((out / PROVENANCE).read_bytes()))
     signer.sign_index(out, INDEX)

@@ -1,0 +1,183 @@
+"""The package step: an engine that passed its gate becomes a signed Helm release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from delivery.artifact import Kind
+from delivery.errors import UsageError
+from delivery.steps.step import Input, StepContext, fields_of, param, step, takes
+
+if TYPE_CHECKING:
+    from delivery.artifact import Artifact
+    from delivery.gate.report import Report
+    from delivery.release import ChartSpec, EngineFacts
+
+_SOURCES = ("pvc", "image", "http", "s3")
+_LOCAL_IMAGE = "deliver"
+
+
+def _runtimes() -> tuple[str, ...]:
+    from delivery.release.runtimes import RUNTIMES
+
+    return tuple(RUNTIMES)
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """Make a signed Helm release of an engine whose reports allow it.
+
+    Refuses an engine whose reports failed, are missing, or are about another engine, and a runtime that
+    was not measured. The release holds the chart (a folder and a reproducible .tgz), the reports,
+    provenance, bill of materials, a runbook, an index of all of it and an Ed25519 signature.
+    """
+
+    name: ClassVar[str] = "package"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.RELEASE
+    libraries: ClassVar[tuple[str, ...]] = (
+        "deliver",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "triton",
+        "numpy",
+        "numba",
+    )
+    seed_matters: ClassVar[bool] = False
+
+    engine: Input = takes(Kind.ENGINE, "The engine to release.")
+    report: Input = takes(Kind.REPORT, "Reports about it.", many=True, optional=True)
+    ancestor: Input = takes(
+        Kind.CHECKPOINT, "Checkpoints it was made from, for the provenance.", many=True, optional=True
+    )
+    calibration: Input = takes(
+        Kind.CALIBRATION, "Calibration it was made with, for the provenance.", many=True, optional=True
+    )
+
+    model: str = param("", "The model, as the pipeline names it.")
+    release_name: str = param("", "Name of the chart; default: from the model.")
+    model_name: str = param("", "Name under which the model is served; default: the chart's name.")
+    chart_version: str = param("0.1.0", "Version of the chart (SemVer).")
+    revision: str = param("", "Revision of the model; default: the commit, or its digest.")
+    runtime: str = param("deliver", "What serves the model; must have been measured.", choices=_runtimes)
+    image: str = param(
+        "", "Container image, REPOSITORY@sha256:DIGEST; without one the chart runs a local tag and says so."
+    )
+    model_source: str = param("pvc", "Where the cluster gets the model's files.", choices=_SOURCES)
+    require: list[str] = param(["smoke", "evaluate", "compare"], "Checks that must have judged the engine.")
+    commit: str = param("", "Commit of the weights, for the provenance.")
+    repository: str = param("", "Repository of the weights, for the provenance.")
+    signing_key: str = param(
+        "", "Ed25519 private key (PEM); without one an ephemeral key signs.", local=True, metavar="FILE"
+    )
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.release import EngineFacts, ReleaseSpec, Signer, admit, licence_of, write_release
+
+        engine = ctx.input("engine")
+        ancestors = ctx.inputs("ancestor")
+        served = self._served(engine, ancestors)
+        signer = Signer.load(Path(self.signing_key) if self.signing_key else None)
+        reports = ctx.inputs("report")
+        judged = admit([engine.digest, served.digest], reports, required=self.require, runtime=self.runtime)
+        facts = EngineFacts.read(engine)
+        chart = self._chart(served, facts, ancestors, judged)
+        write_release(
+            ReleaseSpec(
+                chart=chart,
+                served=served,
+                reports=list(zip(judged, reports, strict=True)),
+                materials=[engine, *ancestors, *ctx.inputs("calibration"), *reports],
+                config=facts.config,
+                licence=licence_of(served.path),
+                libraries=self.libraries,
+                params=self._told(),
+                commit=self.commit,
+                repository=self.repository,
+            ),
+            ctx.out,
+            signer,
+        )
+        if chart.image.allow_tag:
+            ctx.finding(
+                "warning", f"no image digest was given: the chart runs {chart.image.reference} by tag"
+            )
+        if signer.is_ephemeral:
+            ctx.finding("warning", "signed with an ephemeral key, which proves nobody's identity")
+
+    def external(self) -> Mapping[str, str]:
+        """The public half of the key: it shapes the signature, and with it the release."""
+        if not self.signing_key:
+            return {}
+        from delivery.release import Signer
+
+        return {"signing-key": Signer.load(Path(self.signing_key)).key_id}
+
+    def _served(self, engine: Artifact, ancestors: list[Artifact]) -> Artifact:
+        """What the runtime loads: the engine, or the checkpoint that the engine was built from."""
+        from delivery.release import runtime
+
+        if runtime(self.runtime).serves == "engine":
+            return engine
+        made_from = engine.manifest.inputs.get("checkpoint")
+        for ancestor in ancestors:
+            if ancestor.digest == made_from:
+                return ancestor
+        raise UsageError(
+            "checkpoint-missing",
+            f"{self.runtime} serves a checkpoint, and none was given",
+            why=f"the engine was built from {str(made_from)[:12]}",
+            hint=f"--ancestor {str(made_from)[:12]}",
+        )
+
+    def _chart(
+        self,
+        served: Artifact,
+        facts: EngineFacts,
+        ancestors: list[Artifact],
+        reports: list[Report],
+    ) -> ChartSpec:
+        from delivery import __version__
+        from delivery.release import ChartSpec, Image, Measured, chart_name, runtime
+
+        name = chart_name(self.release_name or _last_part(self.model) or "model")
+        return ChartSpec(
+            name=name,
+            version=self.chart_version,
+            revision=self._revision(served, ancestors),
+            model=self.model_name or name,
+            model_digest=served.digest,
+            files=served.manifest.files,
+            runtime=runtime(self.runtime),
+            image=Image.parse(self.image or f"{_LOCAL_IMAGE}:{__version__}"),
+            hardware=facts.hardware,
+            measured=Measured.of(reports),
+            max_model_len=facts.max_model_len,
+            source=self.model_source,
+            annotations={
+                "deliver.dev/engine": f"sha256:{served.digest}",
+                "deliver.dev/model": self.model or name,
+                **({"deliver.dev/commit": self.commit} if self.commit else {}),
+            },
+        )
+
+    def _revision(self, served: Artifact, ancestors: list[Artifact]) -> str:
+        """The model's revision: as given, the weights' commit, what convert was told, or the digest."""
+        told = [str(a.manifest.params.get("revision", "")) for a in ancestors]
+        return self.revision or self.commit or "".join(told[:1]) or f"sha256-{served.digest[:12]}"
+
+    def _told(self) -> dict[str, Any]:
+        """The parameters, as the provenance states them."""
+        fields = [f for f in fields_of(type(self)) if not f.is_input and not f.metadata["local"]]
+        return {f.name: getattr(self, f.name) for f in fields}
+
+
+def _last_part(model: str) -> str:
+    """The name in a path, a Hub id or a URL."""
+    return model.rstrip("/").rpartition("/")[2]
