@@ -1,0 +1,140 @@
+"""From a workload to the requests of one run: lengths, token ids or words, and arrival times.
+
+Lengths and arrivals are the same in every run of a workload, tokens are not: otherwise the second run
+would find its prompts in a prefix cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delivery.bench.words import WORDS
+from delivery.bench.workload import read_trace
+
+if TYPE_CHECKING:
+    from delivery.bench.workload import Workload
+
+_LENGTHS, _ARRIVALS, _TOKENS = 0, 1, 2
+WARMUP_RUN = 1 << 20
+"""Number of the run whose tokens a warm-up uses: no measured run has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request: due `due_s` after the start (None in a closed loop), its lengths and token numbers."""
+
+    id: str
+    due_s: float | None
+    output_tokens: int
+    numbers: tuple[int, ...]
+    """One number per prompt token, 0 … 2³¹; a target maps them onto its vocabulary or onto words."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.numbers)
+
+    def token_ids(self, vocab_size: int) -> list[int]:
+        """Ids from the middle of the vocabulary, where no special tokens are."""
+        low, high = vocab_size // 20, max(vocab_size - vocab_size // 20, vocab_size // 20 + 1)
+        return [low + n % (high - low) for n in self.numbers]
+
+    def text(self) -> str:
+        """Common words, about one token each in any tokenizer."""
+        return " ".join(WORDS[n % len(WORDS)] for n in self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """The requests of one run in order of arrival; `concurrency` is 0 in an open loop."""
+
+    requests: tuple[PlannedRequest, ...]
+    concurrency: int
+
+
+def plan(workload: Workload, run: int = 0) -> LoadPlan:
+    """The requests of run number `run`; the same arguments give the same plan everywhere."""
+    lengths = _lengths(workload)
+    due = arrivals(workload)
+    tokens = np.random.default_rng([workload.seed, _TOKENS, run])
+    prefixes = [
+        tokens.integers(0, 1 << 31, workload.shape.prefix_tokens) for _ in range(workload.shape.prefixes)
+    ]
+    made = []
+    for number, (prompt, output) in enumerate(lengths):
+        own = tokens.integers(0, 1 << 31, prompt)
+        if prefixes:
+            own = np.concatenate([prefixes[number % len(prefixes)], own])
+        made.append(
+            PlannedRequest(
+                id=f"r{number}",
+                due_s=None if due is None else due[number],
+                output_tokens=output,
+                numbers=tuple(own.tolist()),
+            )
+        )
+    concurrency = workload.arrival.concurrency if workload.arrival.kind == "closed" else 0
+    return LoadPlan(tuple(made), concurrency)
+
+
+def warmup_plan(workload: Workload) -> LoadPlan:
+    """The first `warmup` requests as a closed loop, with tokens of their own."""
+    whole = plan(workload, WARMUP_RUN)
+    first = tuple(
+        PlannedRequest(f"warm{r.id}", None, r.output_tokens, r.numbers)
+        for r in whole.requests[: workload.warmup]
+    )
+    return LoadPlan(first, whole.concurrency or min(8, max(1, len(first))))
+
+
+def arrivals(workload: Workload) -> list[float] | None:
+    """Seconds after the start at which each request is due; None in a closed loop."""
+    arrival, count = workload.arrival, workload.requests
+    if arrival.kind == "closed":
+        return None
+    if arrival.kind == "trace":
+        return [at / arrival.speed for at, _, _ in _cycled(workload)]
+    index = np.arange(count, dtype=np.float64)
+    if arrival.kind == "constant":
+        return [float(i) / arrival.rate for i in index]
+    if arrival.kind == "poisson":
+        gaps = np.random.default_rng([workload.seed, _ARRIVALS]).exponential(1.0 / arrival.rate, count)
+        return [float(t) for t in np.cumsum(gaps) - gaps[0]]
+    # The number of arrivals by time t is r0·t + (r1 − r0)·t² / 2T; solved for t.
+    slope = (arrival.rate_end**2 - arrival.rate**2) / (2.0 * count)
+    if abs(slope) < 1e-12:
+        return [float(i) / arrival.rate for i in index]
+    root = np.sqrt(arrival.rate**2 + 2.0 * slope * index)
+    return [float(t) for t in (root - arrival.rate) / slope]
+
+
+def _lengths(workload: Workload) -> list[tuple[int, int]]:
+    shape = workload.shape
+    if shape.kind == "trace":
+        return [(tokens_in, tokens_out) for _, tokens_in, tokens_out in _cycled(workload)]
+    if shape.kind != "mixed":
+        return [(shape.prompt_tokens, shape.output_tokens)] * workload.requests
+    rng = np.random.default_rng([workload.seed, _LENGTHS])
+    # Exact shares in random order: a share that is only drawn would differ from run to run.
+    edges = np.round(np.cumsum([c.share for c in shape.classes]) * workload.requests)
+    classes = np.searchsorted(edges, np.arange(workload.requests), side="right")
+    rng.shuffle(classes)
+    out = []
+    for which in classes:
+        one = shape.classes[min(int(which), len(shape.classes) - 1)]
+        prompt = int(rng.integers(one.prompt_tokens[0], one.prompt_tokens[1] + 1))
+        output = int(rng.integers(one.output_tokens[0], one.output_tokens[1] + 1))
+        out.append((prompt, output))
+    return out
+
+
+def _cycled(workload: Workload) -> list[tuple[float, int, int]]:
+    """The trace, started again from its end as often as the number of requests asks for."""
+    rows = read_trace(workload.trace_path)
+    span = rows[-1][0] + (rows[-1][0] / max(len(rows) - 1, 1) or 1.0)
+    return [
+        (rows[i % len(rows)][0] + span * (i // len(rows)), *rows[i % len(rows)][1:])
+        for i in range(workload.requests)
+    ]

@@ -1,0 +1,210 @@
+"""Any server with the OpenAI completions API as a target: ours, vLLM, LMDeploy, SGLang, TGI.
+
+Bytes are stamped when they arrive and parsed when the run is over, so that parsing one answer never
+delays the stamp of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from delivery.bench.http_stream import Client, HttpError
+from delivery.bench.load import Progress
+from delivery.bench.recorder import Recorder
+from delivery.errors import DataError, EnvironmentLacking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delivery.bench.plan import LoadPlan, PlannedRequest
+    from delivery.gate.record import RequestRecord
+
+_SPIN_S = 0.002
+"""An event loop wakes up to a millisecond late; the rest of a wait is spent looking at the clock."""
+
+
+class UrlTarget:
+    """Streams completions from `url` (with or without `/v1`).
+
+    model: name to ask for; None for the first one that the server lists. prompts: "text" sends common
+    words, "tokens" token ids below `vocab_size` (vLLM, SGLang and our own server take them).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        prompts: Literal["text", "tokens"] = "text",
+        vocab_size: int = 30_000,
+        timeout_s: float = 600.0,
+        client: Callable[..., Any] = Client,
+    ) -> None:
+        self._base = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._model = model
+        self._prompts = prompts
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._client = client
+
+    def run(self, load: LoadPlan, progress: Callable[[Progress], None] | None = None) -> list[RequestRecord]:
+        """Send every request when it is due.
+
+        Raises EnvironmentLacking `server-unreachable`, DataError `server-refused`.
+        """
+        return asyncio.run(self.run_async(load, progress))
+
+    async def run_async(
+        self, load: LoadPlan, progress: Callable[[Progress], None] | None = None
+    ) -> list[RequestRecord]:
+        """As `run`, on the running event loop and its clock."""
+        client = self._client(base=self._base, headers=self._headers, timeout_s=self._timeout_s)
+        try:
+            model = self._model or await self.first_model(client)
+            return await _Run(self, client, model, load, progress).records()
+        finally:
+            await client.close()
+
+    async def first_model(self, client: Any) -> str:
+        """The first name in `/v1/models`."""
+        try:
+            status, pieces = await client.request("GET", "/v1/models")
+            body = b"".join([data async for _, data in pieces])
+        except HttpError as error:
+            raise EnvironmentLacking(
+                "server-unreachable",
+                f"{self._base} cannot be reached",
+                why=str(error),
+                hint="start the server, or correct the URL",
+            ) from error
+        try:
+            return str(json.loads(body)["data"][0]["id"])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise DataError(
+                "server-refused",
+                f"{self._base}/v1/models lists no model",
+                why=f"status {status}: {body[:200]!r}",
+                hint="is the URL that of an OpenAI-compatible server? does it ask for an API key?",
+            ) from error
+
+    def body(self, request: PlannedRequest, model: str) -> bytes:
+        """The JSON of one request: greedy, streaming, and exactly as many tokens as planned."""
+        prompt = request.text() if self._prompts == "text" else request.token_ids(self._vocab_size)
+        asked = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": request.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return json.dumps(asked).encode()
+
+
+class _Run:
+    """One plan on one event loop."""
+
+    def __init__(
+        self,
+        target: UrlTarget,
+        client: Any,
+        model: str,
+        load: LoadPlan,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._target, self._client, self._model, self._load = target, client, model, load
+        self._progress = progress
+        self._clock = asyncio.get_running_loop().time
+        self._recorders: dict[str, Recorder] = {}
+        self._answers: dict[str, list[tuple[float, bytes]]] = {}
+        self._start = 0.0
+        self._done = 0
+
+    async def records(self) -> list[RequestRecord]:
+        self._start = self._clock()
+        if self._load.concurrency:
+            queue = iter(self._load.requests)
+            await asyncio.gather(*(self._worker(queue) for _ in range(self._load.concurrency)))
+        else:
+            async with asyncio.TaskGroup() as group:
+                for request in self._load.requests:
+                    due = self._start + (request.due_s or 0.0)
+                    await self._until(due)
+                    group.create_task(self._ask(request, due))
+        for name, pieces in self._answers.items():
+            read_stream(pieces, self._recorders[name], self._start)
+        return [self._recorders[r.id].record() for r in self._load.requests]
+
+    async def _worker(self, queue: Any) -> None:
+        for request in queue:
+            await self._ask(request, self._clock())
+
+    async def _until(self, due: float) -> None:
+        if (rest := due - self._clock() - _SPIN_S) > 0:
+            await asyncio.sleep(rest)
+        while self._clock() < due:
+            await asyncio.sleep(0)
+
+    async def _ask(self, request: PlannedRequest, due: float) -> None:
+        recorder = Recorder(request.id, due - self._start, prompt_tokens=request.prompt_tokens)
+        self._recorders[request.id] = recorder
+        pieces: list[tuple[float, bytes]] = []
+        body = self._target.body(request, self._model)
+        recorder.sent_s = self._clock() - self._start
+        try:
+            status, stream = await self._client.request("POST", "/v1/completions", body)
+            async for piece in stream:
+                pieces.append(piece)
+            if status != 200:
+                recorder.error = (
+                    f"status {status}: {b''.join(d for _, d in pieces)[:200].decode('utf-8', 'replace')}"
+                )
+            else:
+                self._answers[request.id] = pieces
+        except (HttpError, TimeoutError) as error:
+            recorder.error = str(error) or type(error).__name__
+        self._done += 1
+        if self._progress:
+            failed = sum(r.error is not None for r in self._recorders.values())
+            elapsed_s = self._clock() - self._start
+            self._progress(Progress(self._done, len(self._load.requests), failed, elapsed_s))
+
+
+def read_stream(pieces: list[tuple[float, bytes]], recorder: Recorder, start_s: float) -> None:
+    """Fill a recorder from the stamped bytes of an event stream (`data: {...}` lines).
+
+    Without a usage block every chunk with text counts as one token.
+    """
+    rest = b""
+    usage: dict[str, Any] | None = None
+    for at, data in pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            text = line[5:].strip()
+            if text == b"[DONE]":
+                continue
+            try:
+                event = json.loads(text)
+            except ValueError:
+                recorder.error = f"not JSON in the stream: {text[:80]!r}"
+                return
+            if event.get("error"):
+                recorder.error = str(event["error"])[:300]
+                return
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or ():
+                if choice.get("text") or (choice.get("delta") or {}).get("content"):
+                    recorder.chunk(at - start_s, 1)
+                recorder.finish_reason = choice.get("finish_reason") or recorder.finish_reason
+    if usage:
+        recorder.prompt_tokens = int(usage.get("prompt_tokens") or recorder.prompt_tokens)
+        recorder.output_tokens = int(usage.get("completion_tokens") or recorder.output_tokens)
+    if recorder.finish_reason is None and not recorder.error:
+        recorder.error = "the stream ended without a finish reason"
