@@ -130,7 +130,7 @@ def _weights(model: str) -> tuple[str, ...]:
 
 def _chart(pipeline: Pipeline) -> str:
     """The name that a cluster knows the release by, unless the deploy job is told another."""
-    from delivery.pipeline.run import model_name
+    from delivery.pipeline.runner import model_name
     from delivery.release.chart import chart_name
 
     for stage in pipeline.stages:
