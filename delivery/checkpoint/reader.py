@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,11 +122,11 @@ class Checkpoint:
         return Tokenizer.open(self.path)
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a safetensors dtype name. Raises DataError `dtype-unsupported`."""
+@cache
+def _dtypes() -> dict[str, torch.dtype]:
     import torch
 
-    known = {
+    return {
         "BOOL": torch.bool,
         "U8": torch.uint8,
         "I8": torch.int8,
@@ -145,16 +145,18 @@ def torch_dtype(name: str) -> torch.dtype:
         "F64": torch.float64,
         "C64": torch.complex64,
     }
-    if name not in known:
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a safetensors dtype name. Raises DataError `dtype-unsupported`."""
+    if name not in _dtypes():
         raise DataError("dtype-unsupported", f"tensors of dtype {name} cannot be read")
-    return known[name]
+    return _dtypes()[name]
 
 
 def safetensors_dtype(dtype: torch.dtype) -> str:
     """The safetensors name of a torch dtype. Raises DataError `dtype-unsupported`."""
-    from delivery.checkpoint.header import DTYPE_BITS
-
-    for name in DTYPE_BITS:
-        if not name.startswith(("F4", "F6")) and torch_dtype(name) == dtype:
+    for name, known in _dtypes().items():
+        if known == dtype:
             return name
     raise DataError("dtype-unsupported", f"tensors of dtype {dtype} cannot be written")
