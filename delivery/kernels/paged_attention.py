@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from delivery.kernels.kv_layout import LAYOUTS, gather, kv_layout, layout_of, scatter
 from delivery.kernels.op import Backend, Case, Op
@@ -97,19 +98,8 @@ def _cpu(
     num_decodes: int | None = None,
 ) -> torch.Tensor:
     if softcap is not None:
-        return reference(
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            query_start,
-            context_lens,
-            scale,
-            sliding_window,
-            softcap,
-            k_scale,
-            v_scale,
-        )
+        where = (block_table, query_start, context_lens, scale, sliding_window, softcap)
+        return reference(q, k_cache, v_cache, *where, k_scale, v_scale)
     out = torch.zeros_like(q)
     block_size = k_cache.shape[1]
     starts, lengths = query_start.tolist(), context_lens.tolist()
@@ -127,14 +117,11 @@ def _cpu(
         mask = None
         if last - first > 1 or sliding_window is not None:
             mask = visible(last - first, length - begin, sliding_window, q.device)
-        out[first:last] = torch.nn.functional.scaled_dot_product_attention(
-            q[first:last].transpose(0, 1)[None],
-            k[None],
-            v[None],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=True,
-        )[0].transpose(0, 1)
+        heads_first = q[first:last].transpose(0, 1)[None]
+        attended = scaled_dot_product_attention(
+            heads_first, k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        out[first:last] = attended[0].transpose(0, 1)
     return out
 
 
@@ -217,10 +204,10 @@ def paged_inputs(
     block_size: int,
     lengths: tuple[tuple[int, int], ...],
 ) -> tuple[Any, ...]:
-    """(q, k_cache, v_cache, block_table, query_start, context_lens, k_scale, v_scale): random, in shuffled blocks.
+    """(q, k_cache, v_cache, block_table, query_start, context_lens, k_scale, v_scale), random.
 
-    lengths: (queries, context) of each sequence. Slots that no sequence owns hold NaN where the dtype
-    has one, and table entries past a sequence's end point at such a block: reading them must not show.
+    lengths: (queries, context) of each sequence; their blocks are shuffled. Slots that no sequence owns
+    hold NaN where the dtype has one, as does the block that table entries past a sequence's end name.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     layout = kv_layout(kv_dtype)

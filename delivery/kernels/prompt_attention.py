@@ -62,11 +62,12 @@ def _sdpa(
         rows = slice(taken, taken + count * length)
         taken += count * length
         # [count, heads, length, head_dim] views: neighbouring prompts of one length are one batch.
-        dense = [x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)]
+        queries, keys, values = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))
         narrow = sliding_window is not None and sliding_window < length
         mask = visible(length, length, sliding_window, q.device) if narrow else None
+        grouped = k.shape[1] != q.shape[1]
         out = scaled_dot_product_attention(
-            *dense, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+            queries, keys, values, attn_mask=mask, is_causal=not narrow, scale=scale, enable_gqa=grouped
         )
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,6 +1,7 @@
-"""Rotary embedding (Su et al., arXiv 2104.09864) of queries and keys, and the write of keys and values into the
-paged KV cache, quantising them where the cache's layout asks for it. Optionally the per-head RMSNorm of queries
-and keys before it (Qwen3, Gemma 3)."""
+"""Rotary embedding of queries and keys (Su et al., arXiv 2104.09864) and the write of keys and values into
+the paged KV cache, quantising them where its layout asks for it. Optionally the per-head RMSNorm of
+queries and keys before it (Qwen3, Gemma 3).
+"""
 
 from __future__ import annotations
 
@@ -93,13 +94,9 @@ def _cases() -> Iterator[Case]:
         for shape in _SHAPES:
 
             def make(
-                device: torch.device,
-                dtype: torch.dtype,
-                seed: int,
-                s: tuple[object, ...] = shape,
-                kv: str = kv_dtype,
+                device: torch.device, dtype: torch.dtype, seed: int, s: Any = shape, kv: str = kv_dtype
             ) -> tuple[object, ...]:
-                return _inputs(device, dtype, seed, kv, *s[1:])  # type: ignore[arg-type]
+                return _inputs(device, dtype, seed, kv, *s[1:])
 
             loose = {"auto": 1.0, "int8": 4.0, "fp8": 16.0, "int4": 32.0}[kv_dtype]
             tolerance = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 6e-3}

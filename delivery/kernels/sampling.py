@@ -1,7 +1,8 @@
-"""Next-token choice on the device: greedy, temperature, top-k, top-p, one setting per row, no synchronisation.
+"""Next-token choice on the device: greedy, temperature, top-k, top-p; one setting per row, no host sync.
 
-Random rows take the Gumbel maximum, argmax(logits / temperature + gumbel), over the tokens that the filters keep.
-The noise is a hash of (seed, position, token), so a request draws the same tokens in any batch and on any backend.
+Random rows take the Gumbel maximum, argmax(logits / temperature + gumbel), over the tokens that the
+filters keep. The noise is a hash of (seed, position, token), so a request draws the same tokens in any
+batch and on any backend.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def reference(
 
     temperature float32 [B], 0 for greedy (the first of equal logits); top_k int32 [B], 0 for all;
     top_p float32 [B], 1 for all; seed int64 [B]; position int64 [B], the index of the token drawn.
-    top_k applies first; top_p then keeps the fewest of the rest, likeliest first, whose share reaches it. Tokens
-    equal to the last one kept are kept. filtered=False promises that no row has top_k or top_p.
+    top_k applies first; top_p then keeps the fewest of the rest, likeliest first, whose share reaches
+    it. Tokens equal to the last one kept are kept.
+    filtered=False promises that no row has top_k or top_p.
     """
     work = torch.promote_types(logits.dtype, torch.float32)
     wide = logits.to(work)
@@ -87,8 +89,8 @@ def _cpu(
     out = logits.argmax(-1)
     if bool(warm.any()):
         rows = warm.nonzero()[:, 0]
-        picked = (t[rows] for t in (logits, temperature, top_k, top_p, seed, position))
-        out[rows] = reference(*picked, filtered)
+        settings = temperature[rows], top_k[rows], top_p[rows], seed[rows], position[rows]
+        out[rows] = reference(logits[rows], *settings, filtered)
     return out
 
 
@@ -107,27 +109,23 @@ def _triton(
 
 
 def _cases() -> Iterator[Case]:
-    for size in (97, 5000, 49152):
-        for filtered in (False, True):
+    for size, filtered in ((97, False), (97, True), (5000, True), (49152, False)):
 
-            def make(
-                device: torch.device, dtype: torch.dtype, seed: int, v: int = size, on: bool = filtered
-            ) -> tuple[object, ...]:
-                generator = torch.Generator("cpu").manual_seed(seed)
-                logits = torch.randn(6, v, generator=generator) * 4
-                temperature = torch.tensor([0.0, 1.0, 0.7, 2.0, 0.5, 1.0])
-                top_k = torch.tensor([0, 0, 5, 40, 1, 0], dtype=torch.int32) * on
-                top_p = torch.tensor([1.0, 0.9, 0.5, 1.0, 0.9, 0.01]) if on else torch.ones(6)
-                seeds = torch.randint(0, 2**62, (6,), generator=generator)
-                position = torch.randint(0, 4096, (6,), generator=generator)
-                rows = (temperature, top_k, top_p, seeds, position)
-                return logits.to(device, dtype), *(row.to(device) for row in rows), on
+        def make(
+            device: torch.device, dtype: torch.dtype, seed: int, v: int = size, on: bool = filtered
+        ) -> tuple[object, ...]:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            logits = torch.randn(6, v, generator=generator) * 4
+            temperature = torch.tensor([0.0, 1.0, 0.7, 2.0, 0.5, 1.0])
+            top_k = torch.tensor([0, 0, 5, 40, 1, 0], dtype=torch.int32) * on
+            top_p = torch.tensor([1.0, 0.9, 0.5, 1.0, 0.9, 0.01]) if on else torch.ones(6)
+            seeds = torch.randint(0, 2**62, (6,), generator=generator)
+            position = torch.randint(0, 4096, (6,), generator=generator)
+            rows = (temperature, top_k, top_p, seeds, position)
+            return logits.to(device, dtype), *(row.to(device) for row in rows), on
 
-            yield Case(
-                f"v{size}{'-filtered' if filtered else ''}",
-                make,
-                {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
-            )
+        exact = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0}
+        yield Case(f"v{size}{'-filtered' if filtered else ''}", make, exact)
 
 
 OP = Op(

@@ -1,4 +1,4 @@
-"""Gated activation of the MLP: act(gate) · up over a fused [gate | up] projection (Shazeer, arXiv 2002.05202)."""
+"""Gated activation of the MLP, act(gate) · up, over a fused [gate | up] projection (arXiv 2002.05202)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,346 @@
+"""Chunked prefill over the paged cache: several queries a sequence, causal, any number of sequences.
+
+A program takes BLOCK_M rows of one kv head: BLOCK_M // GROUP neighbouring queries with all query heads of
+their group, so that a tile of keys serves the whole group. Tiles of a step are numbered without host
+knowledge: sequence b owns the numbers from query_start[b] // QUERIES + b on, which leaves a few numbers
+unused. The last queries of a sequence have most to do and start first.
+
+Operations: 4 · head_dim for each visible (query head, key) pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from delivery.kernels.gpu.pages import LOWEST, block_of, capped, load_scale, load_tile, nibbles, offset_of
+from delivery.kernels.kv_layout import layout_of
+
+
+@triton.jit
+def _attend_span(
+    query,
+    query_high,
+    query_sum,
+    sums,
+    sums_high,
+    extra,
+    most,
+    weight,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    table,
+    length,
+    query_position,
+    head,
+    begin,
+    end,
+    k_stride,
+    v_stride,
+    scale_stride,
+    scale,
+    softcap,
+    KV_HEADS: tl.constexpr,
+    STORED_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Folds keys begin .. end − 1 into the running sums. Not MASKED: every row sees every one of them."""
+    dtype: tl.constexpr = query.dtype
+    exact: tl.constexpr = WIDTH == STORED_DIM
+    rows = tl.arange(0, TILE)
+    columns = tl.arange(0, WIDTH)
+    block = block_of(table, begin, rows, length, PAGE, TILE)
+    for first in tl.range(begin, end, TILE, num_stages=STAGES):
+        position = first + rows
+        keep = position < length
+        offset = offset_of(first, rows, PAGE, TILE)
+        if TMA:
+            line = block * PAGE + first % PAGE
+            k = k_cache.load([line, head * STORED_DIM])
+        else:
+            k = load_tile(
+                k_cache, block, offset, columns, keep, k_stride, head, KV_HEADS, STORED_DIM, exact, False
+            )
+        if LAYOUT == "int4":
+            k_low, k_high = nibbles(k, dtype)
+            scores = tl.dot(query, tl.trans(k_low), input_precision=PRECISION)
+            scores = tl.dot(query_high, tl.trans(k_high), scores, input_precision=PRECISION)
+            step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
+            least = load_scale(k_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
+            scores = scores * step[None, :] + query_sum[:, None] * least[None, :]
+        else:
+            scores = tl.dot(query, tl.trans(k.to(dtype)), input_precision=PRECISION)
+            if LAYOUT != "auto":
+                step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
+                scores *= step[None, :]
+        scores = capped(scores, scale, softcap, SOFTCAP)
+        if MASKED:
+            seen = position[None, :] <= query_position[:, None]
+            if WINDOW > 0:
+                seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        fade = tl.exp2(most - larger)
+        share = tl.exp2(scores - larger[:, None])
+        weight = weight * fade + tl.sum(share, 1)
+        most = larger
+        sums *= fade[:, None]
+        if TMA:
+            v = v_cache.load([line, head * STORED_DIM])
+            if MASKED:
+                v = tl.where(keep[:, None], v, 0.0)
+        else:
+            v = load_tile(
+                v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, STORED_DIM, exact, MASKED
+            )
+        if LAYOUT == "int4":
+            step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
+            least = load_scale(v_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
+            extra = extra * fade + tl.sum(share * least[None, :], 1)
+            share = (share * step[None, :]).to(dtype)
+            v_low, v_high = nibbles(v, dtype)
+            sums = tl.dot(share, v_low, sums, input_precision=PRECISION)
+            sums_high = tl.dot(share, v_high, sums_high * fade[:, None], input_precision=PRECISION)
+        else:
+            if LAYOUT != "auto":
+                step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
+                share *= step[None, :]
+            sums = tl.dot(share.to(dtype), v.to(dtype), sums, input_precision=PRECISION)
+        block = block_of(table, first + TILE, rows, length, PAGE, TILE)
+    return sums, sums_high, extra, most, weight
+
+
+@triton.jit
+def _prefill(
+    q,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    block_table,
+    query_start,
+    context_lens,
+    out,
+    q_stride,
+    out_stride,
+    table_stride,
+    k_stride,
+    v_stride,
+    scale_stride,
+    scale,
+    softcap,
+    num_decodes,
+    num_sequences,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STORED_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    head = tl.program_id(0)
+    number = tl.num_programs(1) - 1 - tl.program_id(1)
+    # Sequences of this call are num_decodes .. num_sequences − 1, their rows begin at num_decodes.
+    sequence = tl.arange(0, SEQUENCES)
+    owned = num_decodes + sequence < num_sequences
+    starts = tl.load(query_start + num_decodes + sequence, mask=owned, other=0) - num_decodes
+    before = tl.sum((owned & (starts // QUERIES + sequence <= number)).to(tl.int32), 0) - 1
+    b = num_decodes + before
+    start = tl.load(query_start + b)
+    queries = tl.load(query_start + b + 1) - start
+    local = (number - ((start - num_decodes) // QUERIES + before)) * QUERIES
+    if local >= queries:
+        return
+    length = tl.load(context_lens + b)
+    row = tl.arange(0, BLOCK_M)
+    index = local + row // GROUP
+    valid = (index < queries) & (row < QUERIES * GROUP)
+    query_position = length - queries + index
+    column = tl.arange(0, WIDTH)
+    inside = valid[:, None] & (column < STORED_DIM)[None, :]
+    at = (start + index).to(tl.int64)[:, None]
+    within = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + column[None, :]
+    query = tl.load(q + at * q_stride + within, mask=inside, other=0.0)
+    query_high = query
+    query_sum = 0.0
+    if LAYOUT == "int4":
+        query_high = tl.load(q + at * q_stride + within + STORED_DIM, mask=inside, other=0.0)
+        query_sum = tl.sum(query.to(tl.float32), 1) + tl.sum(query_high.to(tl.float32), 1)
+    table = block_table + b.to(tl.int64) * table_stride
+
+    lowest_seen = length - queries + local  # position of the first query of this tile
+    end = tl.minimum(lowest_seen + QUERIES, length)
+    begin = 0
+    full_end = (lowest_seen + 1) // TILE * TILE
+    if WINDOW > 0:
+        begin = tl.maximum(lowest_seen - WINDOW + 1, 0) // TILE * TILE
+        full_end = begin  # nearly every tile of a window is cut by one of its two edges
+    sums = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    sums_high = tl.zeros((BLOCK_M, WIDTH if LAYOUT == "int4" else 1), tl.float32)
+    extra = tl.zeros((BLOCK_M,), tl.float32)
+    most = tl.full((BLOCK_M,), LOWEST, tl.float32)
+    weight = tl.zeros((BLOCK_M,), tl.float32)
+    for masked in tl.static_range(2):
+        sums, sums_high, extra, most, weight = _attend_span(
+            query,
+            query_high,
+            query_sum,
+            sums,
+            sums_high,
+            extra,
+            most,
+            weight,
+            k_cache,
+            v_cache,
+            k_scale,
+            v_scale,
+            table,
+            length,
+            query_position,
+            head,
+            begin if masked == 0 else full_end,
+            full_end if masked == 0 else end,
+            k_stride,
+            v_stride,
+            scale_stride,
+            scale,
+            softcap,
+            KV_HEADS,
+            STORED_DIM,
+            WIDTH,
+            PAGE,
+            TILE,
+            LAYOUT,
+            WINDOW,
+            SOFTCAP,
+            masked == 1,
+            TMA,
+            STAGES,
+            PRECISION,
+        )
+    share = 1.0 / tl.maximum(weight, 1e-30)[:, None]
+    result = out + at * out_stride + within
+    tl.store(result, ((sums + extra[:, None]) * share).to(out.dtype.element_ty), mask=inside)
+    if LAYOUT == "int4":
+        high = (sums_high + extra[:, None]) * share
+        tl.store(result + STORED_DIM, high.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """block_m: rows (queries times their group); tile: keys a step; tma: the bulk copy engine loads tiles."""
+
+    block_m: int
+    tile: int
+    stages: int
+    warps: int
+    tma: bool = False
+
+
+def prefill_config(layout: str, head_dim: int, page: int) -> PrefillConfig:
+    """What measured best on an H200; see docs/performance.md."""
+    if head_dim > 128:
+        return PrefillConfig(64, 32, 2, 4)
+    if layout == "auto" and page >= 64:
+        return PrefillConfig(128, 64, 3, 8)
+    return PrefillConfig(128, 64, 2, 8)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    num_decodes: int,
+    config: PrefillConfig | None = None,
+) -> None:
+    """Attention of the sequences from number num_decodes on; rows num_decodes and up of out are written."""
+    tokens, heads, head_dim = q.shape
+    page, kv_heads, stored_dim = k_cache.shape[1:]
+    layout = layout_of(k_cache).name
+    config = config or prefill_config(layout, head_dim, page)
+    group = heads // kv_heads
+    block_m = max(config.block_m, triton.next_power_of_2(group))
+    queries = block_m // group
+    sequences = block_table.shape[0] - num_decodes
+    width = max(16, triton.next_power_of_2(stored_dim))
+    tma = config.tma and config.tile <= page and width == stored_dim and layout == "auto"
+    grid = (kv_heads, (tokens - num_decodes) // queries + sequences)
+    _prefill[grid](
+        q,
+        _described(k_cache, config.tile) if tma else k_cache,
+        _described(v_cache, config.tile) if tma else v_cache,
+        k_scale,
+        v_scale,
+        block_table,
+        query_start,
+        context_lens,
+        out,
+        q.stride(0),
+        out.stride(0),
+        block_table.stride(0),
+        k_cache.stride(0),
+        v_cache.stride(0),
+        0 if k_scale is None else k_scale.stride(0),
+        scale,
+        softcap or 0.0,
+        num_decodes,
+        block_table.shape[0],
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        STORED_DIM=stored_dim,
+        BLOCK_M=block_m,
+        QUERIES=queries,
+        WIDTH=width,
+        PAGE=page,
+        TILE=config.tile,
+        SEQUENCES=max(16, triton.next_power_of_2(sequences)),
+        LAYOUT=layout,
+        WINDOW=sliding_window or 0,
+        SOFTCAP=softcap is not None,
+        TMA=tma,
+        STAGES=config.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.warps,
+    )
+
+
+def _described(cache: torch.Tensor, tile: int) -> Any:
+    """The cache as lines of tokens, read `tile` lines of one head at a time by the bulk copy engine."""
+    lines = cache.view(cache.shape[0] * cache.shape[1], cache.shape[2] * cache.shape[3])
+    return TensorDescriptor.from_tensor(lines, [tile, cache.shape[3]])
