@@ -37,6 +37,7 @@ class EngineClient:
         self.failure: DeliverError | None = None
         self.on_step: Callable[[Outputs], None] = lambda _outputs: None
         self._streams: dict[str, asyncio.Queue[RequestOutput | DeliverError]] = {}
+        self._closing = False
         self._loaded = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         context = multiprocessing.get_context("spawn")
@@ -89,6 +90,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the process: asked first, then by force."""
+        self._closing = True
         with contextlib.suppress(OSError, ValueError):
             self._connection.send(Stop())
         await asyncio.to_thread(self._process.join, _STOP_TIMEOUT_S)
@@ -126,7 +128,7 @@ class EngineClient:
                     self._deliver(output.request_id, output)
             case Refused():
                 self._deliver(message.request_id, message.error)
-            case Failed():
+            case Failed() if not self._closing:
                 self.failure = self.failure or message.error
                 self._loaded.set()
                 for request_id in list(self._streams):
