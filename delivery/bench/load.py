@@ -47,10 +47,16 @@ def run_load(
 
     The garbage collector rests meanwhile: its pauses would be counted as the target's latency.
     """
+    if warm:
+        warm_up(target, workload)
     with _no_garbage_collection():
-        if warm and workload.warmup:
-            target.run(warmup_plan(workload))
         return target.run(plan(workload, run), progress)
+
+
+def warm_up(target: Target, workload: Workload) -> None:
+    """Ask the workload's first requests with tokens of their own, so that no measured one pays a start."""
+    if workload.warmup:
+        target.run(warmup_plan(workload))
 
 
 @contextmanager

@@ -38,7 +38,14 @@ def render(template: str, messages: Sequence[Message], **variables: Any) -> str:
         raise DataError(
             "chat-template-refused", "the model's chat template refuses these messages", why=str(error)
         ) from error
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise DataError(
             "chat-template-damaged",
             "the model's chat template cannot be rendered",
@@ -49,6 +56,9 @@ def render(template: str, messages: Sequence[Message], **variables: Any) -> str:
 
 class _Refusal(Exception):
     """Raised by a template through `raise_exception`."""
+
+
+_BROKEN = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from delivery.errors import DataError
 
@@ -66,7 +66,9 @@ def rebuild_tokenizer(metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
             hint="use the model's Hugging Face directory",
         )
     _add_special(backend, metadata, tokens)
-    return backend.to_str(pretty=False), _config(metadata, tokens, kind)
+    config = _config(metadata, tokens, kind)
+    backend.post_processor = _post_processor(backend, config)
+    return backend.to_str(pretty=False), config
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
@@ -168,6 +170,16 @@ def _add_special(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Sequen
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     found = {k: metadata.get(f"tokenizer.ggml.{v}_token_id") for k, v in _SPECIAL.items()}
     return {k: int(v) for k, v in found.items() if v is not None}
+
+
+def _post_processor(backend: Tokenizer, config: Mapping[str, Any]) -> processors.TemplateProcessing:
+    bos = config.get("bos_token") if config["add_bos_token"] else None
+    eos = config.get("eos_token") if config["add_eos_token"] else None
+    return processors.TemplateProcessing(
+        single=" ".join(filter(None, [bos, "$A", eos])),
+        pair=" ".join(filter(None, [bos, "$A", eos, bos, "$B", eos])),
+        special_tokens=[(t, backend.token_to_id(t)) for t in (bos, eos) if t],
+    )
 
 
 def _config(metadata: Mapping[str, Any], tokens: Sequence[str], kind: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Tokenizer: a model's own tokenizer and chat template, by the `tokenizers` library. No torch.
 
-`tokenizer.json` is read as it is; `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
-replace its post-processor where they are given, as in transformers. Loading takes a fraction of
-transformers' import. A checkpoint without `tokenizer.json` is read by transformers' converters.
+`tokenizer.json` is read as it is, and its own post-processor decides whether a BOS is added: as in
+transformers 5, `add_bos_token` of `tokenizer_config.json` says nothing beside it. Loading takes a
+fraction of transformers' import. A checkpoint without `tokenizer.json` is read by its converters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from delivery.checkpoint import chat
 from delivery.checkpoint.detokenize import Incremental
@@ -42,8 +42,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._add_declared_tokens()
-        if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-            backend.post_processor = self._post_processor()
         own = self._id("eos_token")
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own is None else [own])]))
 
@@ -176,14 +174,6 @@ class Tokenizer:
         tokens += [AddedToken(n, special=True, normalized=False) for n in names if n not in contents]
         if tokens:
             self._backend.add_tokens(tokens)
-
-    def _post_processor(self) -> processors.TemplateProcessing:
-        bos = self._named.get("bos_token") if self._config.get("add_bos_token") else None
-        eos = self._named.get("eos_token") if self._config.get("add_eos_token") else None
-        single = " ".join(filter(None, [bos, "$A", eos]))
-        pair = " ".join(filter(None, [bos, "$A", eos, bos, "$B", eos]))
-        special = [(t, self._backend.token_to_id(t)) for t in (bos, eos) if t]
-        return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def _text(token: Any) -> str:

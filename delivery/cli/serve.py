@@ -25,26 +25,16 @@ _MIB = 1024 * 1024
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File of `name:key` lines.")
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
 @click.option("--oidc-audience", help="Audience that tokens must name.")
-@click.option(
-    "--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication."
-)
-@click.option(
-    "--rate-limit", default=0.0, show_default=True, help="Requests a minute per caller; 0: any."
-)
+@click.option("--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication.")
+@click.option("--rate-limit", default=0.0, show_default=True, help="Requests a minute per caller; 0: any.")
 @click.option("--max-body-mib", default=4.0, show_default=True, help="Largest JSON body.")
-@click.option(
-    "--max-queue", default=1024, show_default=True, help="Waiting requests before 429."
-)
-@click.option(
-    "--drain-timeout", default=30.0, show_default=True, help="Seconds to finish on SIGTERM."
-)
+@click.option("--max-queue", default=1024, show_default=True, help="Waiting requests before 429.")
+@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds to finish on SIGTERM.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @click.option("--max-model-len", "--max-session-len", type=int, help="Input plus output tokens of a request.")
 @click.option("--max-num-seqs", type=int, help="Requests in one batch.")
 @click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.")
-@click.option(
-    "--enable-prefill/--no-enable-prefill", default=None, help="Fill steps with prompts."
-)
+@click.option("--enable-prefill/--no-enable-prefill", default=None, help="Fill steps with prompts.")
 @click.option("--cache-max-entry-count", type=float, help="KV blocks if >= 1, share of free memory below.")
 @click.option("--block-size", type=int, help="Tokens in a KV block.")
 @click.option("--kv", type=click.Choice(["auto", "int8", "int4", "fp8"]), help="How the KV cache is stored.")

@@ -112,6 +112,8 @@ def _unreached_objects(store: Store, kept: set[str]) -> Iterator[Path]:
 
 def _leftovers(store: Store, kept: set[str], scratch: bool) -> Iterable[Path]:
     """What killed runs left, keys whose artifact goes, and locks: nobody holds one now."""
+    readable = {a.digest for a in store.artifacts()}
+    yield from (p for p in store.workdir.glob("artifacts/*") if p.name not in readable)
     yield from store.workdir.glob("tmp/*")
     for path in store.workdir.glob("scratch/*"):
         if scratch or store.key_record(path.name) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from delivery.artifact import Manifest
 from delivery.pipeline.context import Reporter, RunContext
 from delivery.pipeline.keys import key_of, key_parts
 from delivery.pipeline.peak import PeakMeter
+from delivery.pipeline.refs import is_external
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,11 +76,18 @@ def _run(job: Job, parts: dict[str, Json], store: Store, reporter: Reporter, scr
             "device": device,
             "peak_rss_bytes": meter.peak_bytes(),
             "params": job.params(judging=True, local=True),
+            "plain_inputs": {
+                role: str(a.path.resolve())
+                for role, found in job.inputs.items()
+                for a in found
+                if is_external(a)
+            },
             "libraries": parts["libraries"],
             "metrics": ctx.metrics,
             "findings": ctx.findings,
         }
-        gc.collect()  # the next step starts without this one's tensors
+        if "torch" in sys.modules:
+            gc.collect()  # the next step starts without this one's tensors
         step = type(job.step)
         manifest = Manifest(step.makes, step.name, step.version, job.params(), job.input_digests())
         return store.commit(out, manifest, record)

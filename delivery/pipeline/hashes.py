@@ -74,6 +74,7 @@ class HashMemo:
                 " mtime_ns INTEGER, sha256 TEXT, PRIMARY KEY (device, inode)) WITHOUT ROWID"
             )
             database.execute("PRAGMA synchronous=OFF")
+            database.execute("PRAGMA journal_mode=PERSIST")  # creating a journal each time is slow
         except sqlite3.Error:
             database.close()
             raise

@@ -9,6 +9,7 @@ from delivery.artifact import MANIFEST, Artifact, read_artifact
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.export import check_target, export
 from delivery.pipeline.keys import Job
+from delivery.pipeline.refs import is_external
 from delivery.pipeline.result import StageResult, run_record
 from delivery.pipeline.runner import EVERYTHING, Settings, model_name, run_stage
 from delivery.steps.step import fields_of
@@ -75,24 +76,24 @@ def resolve_inputs(step: Any, store: Store) -> dict[str, tuple[Artifact, ...]]:
 def subject_name(inputs: Mapping[str, tuple[Artifact, ...]], store: Store) -> str:
     """The name of the model that the inputs descend from, as baselines are filed under it.
 
-    It is what the first step was told, as far as the store still has that step's record; else the
-    folder's name of the oldest ancestor that can be found.
+    It is what the first step was told, as the records of the store tell it; for a chain that began with
+    a plain directory, that directory's name.
     """
     queue = [artifact for found in inputs.values() for artifact in found]
-    name = "model"
     seen: set[str] = set()
     while queue:
         artifact = queue.pop(0)
         if artifact.digest in seen:
             continue
         seen.add(artifact.digest)
-        told = store.run_record(artifact).get("params", {}).get("model") or artifact.manifest.params.get(
-            "model"
+        if is_external(artifact):
+            return model_name(str(artifact.path.resolve()))
+        record = store.run_record(artifact)
+        told = record.get("params", {}).get("model") or next(
+            iter(record.get("plain_inputs", {}).values()), ""
         )
         if told:
             return model_name(str(told))
         parents = [d for v in artifact.manifest.inputs.values() for d in ((v,) if isinstance(v, str) else v)]
-        if not parents:
-            name = model_name(str(artifact.path.resolve()))
         queue += [read_artifact(store.path_of(d)) for d in parents if (store.path_of(d) / MANIFEST).is_file()]
-    return name
+    return "model"

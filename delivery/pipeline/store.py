@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delivery.artifact import (
-    MANIFEST,
     RUN_RECORD,
     Artifact,
     FileRef,
@@ -38,7 +37,7 @@ from delivery.artifact import (
     walk,
     write_manifest,
 )
-from delivery.errors import UsageError
+from delivery.errors import DataError, UsageError
 from delivery.pipeline.hashes import HashMemo
 from delivery.pipeline.locks import locked
 
@@ -114,15 +113,21 @@ class Store:
         whole = replace(manifest, files=files)
         (out / RUN_RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
         write_manifest(out, whole)
-        target = self.path_of(whole.digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            out.rename(target)
-        except OSError:
-            if not (target / MANIFEST).is_file():
-                raise
-            shutil.rmtree(out)
-        return Artifact(target, whole)
+        made = Artifact(self.path_of(whole.digest), whole)
+        made.path.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            try:
+                out.rename(made.path)
+            except OSError:
+                if not made.path.is_dir():
+                    raise
+                if self._readable(made.path) and self.damage(made) is None:
+                    shutil.rmtree(out)
+                    return made
+                self.discard(made)
+            else:
+                return made
+        raise OSError(f"{made.path} cannot be replaced")
 
     def _intern(self, name: str, path: Path) -> FileRef:
         """Store a file's content once and make `path` a link to it."""
@@ -181,8 +186,8 @@ class Store:
         """Every artifact of the store."""
         folder = self.workdir / "artifacts"
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if _DIGEST.fullmatch(path.name):
-                yield read_artifact(path)
+            if (artifact := self._readable(path)) is not None:
+                yield artifact
 
     def run_record(self, artifact: Artifact) -> dict[str, Json]:
         """An artifact's `run.json`: what was true only of the run that made it; {} where it has none."""
@@ -195,14 +200,18 @@ class Store:
     # -- the cache ----------------------------------------------------------------------------
 
     def cached(self, key: str) -> Artifact | None:
-        """The artifact made under a cache key, if it is there and undamaged."""
+        """The artifact made under a cache key, if it is there; its files may be damaged."""
         entry = self.key_record(key)
-        if entry is None:
+        return None if entry is None else self._readable(self.path_of(entry["artifact"]))
+
+    @staticmethod
+    def _readable(path: Path) -> Artifact | None:
+        """The artifact in a folder of the store, None where a power failure left no whole manifest."""
+        try:
+            artifact = read_artifact(path)
+        except DataError:
             return None
-        path = self.path_of(entry["artifact"])
-        if not (path / MANIFEST).is_file():
-            return None
-        return read_artifact(path)
+        return artifact if artifact.digest == path.name else None
 
     def key_record(self, key: str) -> dict[str, Json] | None:
         """What is known about a cache key: `artifact` (a digest) and `parts` (what the key was made of)."""
@@ -237,7 +246,7 @@ class Store:
                 why="a tag keeps an artifact of the store from `gc`",
                 hint="deliver ls",
             )
-        write_whole(self.folder("tags") / name, artifact.digest + "\n")
+        write_whole(self.folder("tags") / name, artifact.digest + "\n", durable=True)
 
     def untag(self, name: str) -> None:
         """Raises UsageError `unknown-tag`."""
@@ -252,11 +261,15 @@ class Store:
         return resolve(self, str(ref), kind)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, also after a power failure."""
+def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a small file so that it is there whole or not at all after a kill.
+
+    With `durable` also after a power failure, which costs a flush. What can be made again needs none.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("w", encoding="utf-8") as stream:
         stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
     os.replace(beside, path)

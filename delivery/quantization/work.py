@@ -73,6 +73,7 @@ class BlockWork:
         self.statistics = dict(statistics or {})
         self.samples = dict(samples or {})
         self.norms: dict[str, Norm] = dict(weights.norms)
+        self.source_norms: dict[str, Norm] = dict(weights.norms)
         self.notes: list[str] = []
         self._source = weights
         self._active = frozenset(planned)

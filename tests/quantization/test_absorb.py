@@ -27,7 +27,9 @@ def test_the_scale_that_comes_back_undoes_the_division_exactly(plus_one: bool, d
     assert torch.allclose(absorbed.norm.effective() * absorbed.scale, norm.effective(), rtol=1e-6, atol=0)
     assert float(absorbed.scale[7]) == 1.0
     moved = absorbed.scale[torch.arange(64) != 7]
-    assert torch.allclose(moved, scales(64)[torch.arange(64) != 7], rtol=0.3 if dtype == torch.bfloat16 else 1e-3)
+    assert torch.allclose(
+        moved, scales(64)[torch.arange(64) != 7], rtol=0.3 if dtype == torch.bfloat16 else 1e-3
+    )
 
 
 def test_heads_that_share_values_share_their_scale() -> None:

@@ -74,7 +74,9 @@ def test_dead_channels_are_rounded_to_nearest() -> None:
 
 def test_damping_grows_until_the_matrix_factors() -> None:
     weight, gram = layer()
-    gram[0, 1] = gram[1, 0] = 1.02 * float((gram[0, 0] * gram[1, 1]).sqrt()) + 0.1 * float(gram.diagonal().mean())
+    gram[0, 1] = gram[1, 0] = 1.02 * float((gram[0, 0] * gram[1, 1]).sqrt()) + 0.1 * float(
+        gram.diagonal().mean()
+    )
     solved = solve(weight, gram, GRID)
     assert solved.damping is not None
     assert solved.damping > 0.01

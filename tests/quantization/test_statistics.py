@@ -9,7 +9,9 @@ from delivery.quantization.statistics import InputStatistics, accumulate_gram
 
 
 def activations(tokens: int = 700, features: int = 24) -> torch.Tensor:
-    return torch.randn(tokens, features, generator=torch.Generator().manual_seed(0)) * torch.arange(1, features + 1)
+    return torch.randn(tokens, features, generator=torch.Generator().manual_seed(0)) * torch.arange(
+        1, features + 1
+    )
 
 
 def test_pieces_add_up_to_the_whole() -> None:

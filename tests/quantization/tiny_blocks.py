@@ -33,7 +33,9 @@ HF: dict[str, Any] = {
 }
 
 
-def tiny_tensors(hf: Mapping[str, Any] | None = None, seed: int = 0, biases: bool = False) -> dict[str, torch.Tensor]:
+def tiny_tensors(
+    hf: Mapping[str, Any] | None = None, seed: int = 0, biases: bool = False
+) -> dict[str, torch.Tensor]:
     """Weights of a tiny Llama; some input channels of every norm are planted outliers."""
     c = {**HF, **(hf or {})}
     random = torch.Generator().manual_seed(seed)
@@ -43,7 +45,10 @@ def tiny_tensors(hf: Mapping[str, Any] | None = None, seed: int = 0, biases: boo
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(*shape, generator=random) * scale
 
-    tensors = {"model.embed_tokens.weight": normal(c["vocab_size"], h), "model.norm.weight": 1 + normal(h, scale=0.1)}
+    tensors = {
+        "model.embed_tokens.weight": normal(c["vocab_size"], h),
+        "model.norm.weight": 1 + normal(h, scale=0.1),
+    }
     for n in range(c["num_hidden_layers"]):
         at = f"model.layers.{n}"
         for name, rows, columns in (

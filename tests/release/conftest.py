@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,29 +92,66 @@ def helm(helm_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return run
 
 
-@pytest.fixture(scope="session")
-def promtool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Debian's promtool, unpacked without being installed."""
-    folder = tmp_path_factory.mktemp("prometheus")
+def _from_debian(package: str, program: str, folder: Path) -> Path:
+    """A program of a Debian package, unpacked without being installed."""
 
     def make(target: Path) -> None:
         if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-            pytest.skip("promtool comes from Debian's packages, and this is no Debian")
-        for command in (["apt-get", "download", "prometheus"], ["apt-get", "update"]):
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode == 0 and command[1] == "download":
-                break
-        else:
-            done = subprocess.run(
-                ["apt-get", "download", "prometheus"], cwd=folder, capture_output=True, text=True, check=False
-            )
-        if done.returncode != 0:
-            _lacking("promtool", done.stderr.strip().splitlines()[-1])
-        package = next(folder.glob("prometheus_*.deb"))
-        subprocess.run(["dpkg", "-x", package, folder / "root"], check=True)
-        shutil.copyfile(folder / "root" / "usr" / "bin" / "promtool", target)
+            pytest.skip(f"{program} comes from Debian's packages, and this is no Debian")
 
-    return _fetched(_CACHE / "promtool", make)
+        def apt(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = ["apt-get", *arguments]
+            return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+        done = apt("download", package)
+        if done.returncode != 0:
+            apt("update")  # the lists of a fresh machine are empty or old
+            done = apt("download", package)
+        if done.returncode != 0:
+            _lacking(program, done.stderr.strip().splitlines()[-1])
+        archive = next(folder.glob(f"{package}_*.deb"))
+        subprocess.run(["dpkg", "-x", archive, folder / "root"], check=True)
+        shutil.copyfile(folder / "root" / "usr" / "bin" / program, target)
+
+    return _fetched(_CACHE / program, make)
+
+
+@pytest.fixture(scope="session")
+def promtool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _from_debian("prometheus", "promtool", tmp_path_factory.mktemp("prometheus"))
+
+
+@pytest.fixture(scope="session")
+def registry_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _from_debian("docker-registry", "docker-registry", tmp_path_factory.mktemp("registry"))
+
+
+@pytest.fixture
+def registry(registry_program: Path, tmp_path: Path) -> Iterator[str]:
+    """host:port of an OCI registry on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'oci'}}}}}\n"
+        f'http: {{addr: "{address}"}}\n',
+        "utf-8",
+    )
+    log = (tmp_path / "registry.log").open("w")
+    server = subprocess.Popen([registry_program, "serve", config], stdout=log, stderr=log)
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://{address}/v2/", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+        log.close()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from delivery.release.archive import write_chart_archive
 from delivery.release.chart import ChartSpec, write_chart
 
@@ -50,6 +52,22 @@ def test_layout_is_that_of_helm_package(
     chart_yaml = members["ours"].pop("tiny/Chart.yaml"), members["theirs"].pop("tiny/Chart.yaml")
     assert chart_yaml[0][:2] == chart_yaml[1][:2]
     assert members["ours"] == members["theirs"]
+
+
+@pytest.mark.apt
+@pytest.mark.slow
+def test_a_registry_gives_back_the_same_bytes(
+    make_spec: Callable[..., ChartSpec], helm: Helm, registry: str, tmp_path: Path
+) -> None:
+    archive = tmp_path / "tiny-1.2.3.tgz"
+    write_chart_archive(write_chart(make_spec(), tmp_path), archive)
+    done = helm("push", archive, f"oci://{registry}/charts", "--plain-http")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "pulled").mkdir()
+    where = ["--version", "1.2.3", "--plain-http", "--destination", tmp_path / "pulled"]
+    done = helm("pull", f"oci://{registry}/charts/tiny", *where)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pulled" / "tiny-1.2.3.tgz").read_bytes() == archive.read_bytes()
 
 
 def test_long_contents_survive_the_stored_blocks(tmp_path: Path) -> None:

@@ -161,18 +161,18 @@ def _rope_cache_write(
     query_parts: tl.constexpr = (HEADS + TILE - 1) // TILE
     rstd = 1.0
     if part < query_parts:
-        x = q + token * q_stride
         head = part * TILE + rows
         valid = head < HEADS
-        column = tl.arange(0, WIDTH)[None, :]
+        x = q + token * q_stride
+        whole = tl.arange(0, WIDTH)[None, :]
         if NORM:
             rstd = _rstd(x, head, valid, HEAD_DIM, WIDTH, eps)
         turned = _rotated(
-            x, head, column, valid, cos, sin, q_norm, rstd, HEAD_DIM, HALF, INTERLEAVED, NORM, PLUS_ONE
+            x, head, whole, valid, cos, sin, q_norm, rstd, HEAD_DIM, HALF, INTERLEAVED, NORM, PLUS_ONE
         )
         tl.debug_barrier()  # every thread has read its partners before any of them is overwritten
-        inside = valid & (column < HEAD_DIM)
-        tl.store(x + head * HEAD_DIM + column, turned.to(q.dtype.element_ty), mask=inside)
+        inside = valid & (whole < HEAD_DIM)
+        tl.store(x + head * HEAD_DIM + whole, turned.to(q.dtype.element_ty), mask=inside)
     else:
         head = (part - query_parts) * TILE + rows
         valid = head < KV_HEADS
@@ -203,11 +203,11 @@ def _rope_cache_write(
                 low.to(tl.float32), high.to(tl.float32), k_cache, k_scale, block, offset, head, column, valid,
                 value_stride, scale_stride, BLOCK_SIZE, KV_HEADS, STORED_DIM, LAYOUT, Q_MAX, TINY,
             )  # fmt: skip
-            x = v + token * v_stride + head * HEAD_DIM + column
-            low = tl.load(x, mask=stored, other=0.0).to(tl.float32)
-            high_v = low
+            at = v + token * v_stride + head * HEAD_DIM + column
+            v_low = tl.load(at, mask=stored, other=0.0).to(tl.float32)
+            v_high = v_low
             if LAYOUT == "int4":
-                high_v = tl.load(x + STORED_DIM, mask=stored, other=0.0).to(tl.float32)
+                v_high = tl.load(at + STORED_DIM, mask=stored, other=0.0).to(tl.float32)
             _write(
                 low, high_v, v_cache, v_scale, block, offset, head, column, valid,
                 value_stride, scale_stride, BLOCK_SIZE, KV_HEADS, STORED_DIM, LAYOUT, Q_MAX, TINY,
