@@ -159,8 +159,8 @@ def _rope_cache_write(
     sin += token * angle_stride
     rows = tl.arange(0, TILE)[:, None]
     query_parts: tl.constexpr = (HEADS + TILE - 1) // TILE
-    rstd = 1.0
     if part < query_parts:
+        rstd = 1.0
         head = part * TILE + rows
         valid = head < HEADS
         x = q + token * q_stride
@@ -174,6 +174,7 @@ def _rope_cache_write(
         inside = valid & (whole < HEAD_DIM)
         tl.store(x + head * HEAD_DIM + whole, turned.to(q.dtype.element_ty), mask=inside)
     else:
+        rstd = 1.0
         head = (part - query_parts) * TILE + rows
         valid = head < KV_HEADS
         x = k + token * k_stride
@@ -209,7 +210,7 @@ def _rope_cache_write(
             if LAYOUT == "int4":
                 v_high = tl.load(at + STORED_DIM, mask=stored, other=0.0).to(tl.float32)
             _write(
-                low, high_v, v_cache, v_scale, block, offset, head, column, valid,
+                v_low, v_high, v_cache, v_scale, block, offset, head, column, valid,
                 value_stride, scale_stride, BLOCK_SIZE, KV_HEADS, STORED_DIM, LAYOUT, Q_MAX, TINY,
             )  # fmt: skip
 
