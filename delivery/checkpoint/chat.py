@@ -38,14 +38,7 @@ def render(template: str, messages: Sequence[Message], **variables: Any) -> str:
         raise DataError(
             "chat-template-refused", "the model's chat template refuses these messages", why=str(error)
         ) from error
-    except (
-        jinja2.TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-    ) as error:
+    except _BROKEN as error:
         raise DataError(
             "chat-template-damaged",
             "the model's chat template cannot be rendered",

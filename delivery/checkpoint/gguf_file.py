@@ -157,7 +157,7 @@ class GgufFile:
         if inner == _STRING:
             return [self._string() for _ in range(count)]
         if inner == _ARRAY:
-            return [self._value(_ARRAY) for _ in range(count)]
+            raise self._damaged("it holds arrays of arrays")
         layout = f"<{count}{self._code(inner)}"
         values = struct.unpack_from(layout, self._map, self._position)
         self._position += struct.calcsize(layout)
