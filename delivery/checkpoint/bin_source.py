@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)|Unsupported (?:global|class|operand|operation):? ?([\w.]+)")
+_WANTED = re.compile(r"(?:GLOBAL|Unsupported class|unrecognized function|new object for) <?([\w. ]+)")
 
 
 class BinSource:
@@ -120,13 +121,13 @@ def load_weights_only(path: Path) -> dict[str, torch.Tensor]:
     try:
         loaded = _torch_load(path)
     except pickle.UnpicklingError as error:
-        wants = next(iter(_wanted(str(error))), "")
-        if not wants:
+        wants = _WANTED.search(str(error))
+        if wants is None:
             raise _damaged(path, str(error)) from error
         raise DataError(
             "pickle-runs-code",
             f"{path.name} is refused: loading it would run code",
-            why=f"its pickle wants {wants}, weights need only tensors and containers",
+            why=f"its pickle wants {wants[1].split()[-1]}, weights need only tensors and containers",
             hint="get the checkpoint as safetensors, or from a source that you trust",
         ) from error
     except (RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError, TypeError) as error:
@@ -142,12 +143,9 @@ def _torch_load(path: Path) -> Any:
 
     with path.open("rb") as stream:
         zipped = stream.read(4) == b"PK\x03\x04"
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped or None)
-
-
-def _wanted(message: str) -> Iterator[str]:
-    for match in _GLOBAL.finditer(message):
-        yield match[1] or match[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about pickle protocols: what matters is raised
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped or None)
 
 
 def _damaged(path: Path, why: str) -> DataError:

@@ -76,7 +76,7 @@ def config(hf: Mapping[str, Any]) -> dict[str, Any]:
     if "num_layers" not in hf or "kv_channels" not in hf:
         raise _unsupported("its config lacks num_layers and kv_channels, as the first ChatGLM-6B's does")
     for key, expected in _EXPECTED.items():
-        if (hf.get(key) or expected) != expected:
+        if hf.get(key, expected) != expected:
             raise _unsupported(f"{key} is {hf[key]!r}, expected {expected!r}")
     return renamed(hf, "GlmForCausalLM", "glm", drop=_DROPPED, rename=_RENAMED) | {
         "vocab_size": int(hf["padded_vocab_size"]),
