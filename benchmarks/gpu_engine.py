@@ -1,0 +1,214 @@
+"""The whole engine on a GPU, in the protocol of the anchors: an 8B Llama of random weights, prompts of
+1,024 tokens, 128 new tokens, greedy, no prefix cache; TPOT = (total − prefill) / 127.
+
+    python benchmarks/gpu_engine.py [bf16 w4a16 int8 fp8] [--batches 1,16,64,256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from delivery.engine import assemble as assembling
+from delivery.engine import core
+from delivery.engine.assemble import Assembled, activation_dtype, device_forms, finish
+from delivery.engine.engine_model import load_model
+from delivery.engine.options import EngineOptions
+from delivery.engine.request import Request, SamplingParams
+from delivery.model.load import load_config
+from delivery.qtensor import QTensor
+
+PROMPT_TOKENS, NEW_TOKENS = 1024, 128
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+}
+
+
+class RandomWeights:
+    """A WeightSource that draws weights on the device; linear layers in the asked-for form."""
+
+    def __init__(self, config: dict[str, Any], form: str) -> None:
+        self._config = config
+        self._form = form
+
+    def has(self, name: str) -> bool:
+        return name.endswith(".weight")
+
+    def tensor(self, name: str, device: Any = "cpu") -> torch.Tensor:
+        return torch.ones(self._config["hidden_size"], dtype=torch.bfloat16, device=device)
+
+    def weight(self, prefix: str, device: Any = "cpu") -> torch.Tensor | QTensor:
+        n, k = self._shape(prefix)
+        if self._form == "bf16" or "layers" not in prefix:
+            return torch.randn(n, k, dtype=torch.bfloat16, device=device) * k**-0.5
+        if self._form == "w4a16":
+            qdata = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+            scale = (
+                torch.rand(n, k // 128, device=device, dtype=torch.float32) * 0.2 * k**-0.5 + 0.05 * k**-0.5
+            )
+            zero = torch.full((n, k // 128), 8, dtype=torch.uint8, device=device)
+            return QTensor(qdata, scale.to(torch.float16), zero, 128, 4)
+        dtype = torch.int8 if self._form == "int8" else torch.float8_e4m3fn
+        scale = torch.full((n, 1), k**-0.5 / (40.0 if dtype == torch.int8 else 1.0), device=device)
+        if dtype == torch.int8:
+            qdata = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device)
+        else:
+            qdata = torch.randn(n, k, device=device).to(dtype)
+        return QTensor(qdata, scale, None, -1, 8, act_dtype=dtype)
+
+    def _shape(self, prefix: str) -> tuple[int, int]:
+        c = self._config
+        h, i, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+        kv = c["num_key_value_heads"] * c["head_dim"]
+        return {
+            "q_proj": (h, h),
+            "k_proj": (kv, h),
+            "v_proj": (kv, h),
+            "o_proj": (h, h),
+            "gate_proj": (i, h),
+            "up_proj": (i, h),
+            "down_proj": (h, i),
+            "embed_tokens": (v, h),
+            "lm_head": (v, h),
+        }[prefix.rsplit(".", 1)[1]]
+
+
+def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.EngineCore:
+    """An EngineCore over random weights; nothing is written to disk."""
+
+    def make(path: Path, given: EngineOptions) -> Assembled:
+        parsed = load_config(config)
+        dtype = activation_dtype(given.dtype, "cuda", parsed)
+        place = torch.device("cuda")
+        with torch.inference_mode():
+            model = load_model(RandomWeights(config, form), parsed, place, device_forms("cuda", dtype))
+        return finish(model, parsed, given, "cuda", path)
+
+    original: Callable[..., Assembled] = assembling.assemble
+    core.assemble = make
+    try:
+        with tempfile.TemporaryDirectory() as empty:
+            return core.EngineCore(Path(empty), device="cuda", prefix_cache=False, **options)
+    finally:
+        core.assemble = original
+
+
+def generate(engine: core.EngineCore, prompts: list[list[int]], new_tokens: int) -> float:
+    """Seconds until every prompt has its tokens."""
+    sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        engine.add_request(Request(f"r{started}-{index}", list(prompt), sampling))
+    count = 0
+    while engine.has_unfinished():
+        count += sum(len(o.new_token_ids) for o in engine.step())
+    torch.cuda.synchronize()
+    assert count == new_tokens * len(prompts), (count, new_tokens, len(prompts))
+    return time.perf_counter() - started
+
+
+def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, float]:
+    """The anchors' figures at one batch size; the best of `repeats` after a warm-up."""
+    generator = torch.Generator().manual_seed(batch)
+    vocabulary = engine.config.vocab_size
+    prompts = torch.randint(0, vocabulary, (batch, PROMPT_TOKENS), generator=generator).tolist()
+    generate(engine, prompts, 2)
+    prefill_s = min(generate(engine, prompts, 1) for _ in range(repeats))
+    before = torch.cuda.memory_stats()["segment.all.allocated"]
+    total_s = min(generate(engine, prompts, NEW_TOKENS) for _ in range(repeats))
+    after = torch.cuda.memory_stats()["segment.all.allocated"]
+    return {
+        "batch": batch,
+        "prefill_s": round(prefill_s, 4),
+        "total_s": round(total_s, 4),
+        "prefill_tok_s": round(batch * PROMPT_TOKENS / prefill_s),
+        "tpot_ms": round((total_s - prefill_s) / (NEW_TOKENS - 1) * 1e3, 3),
+        "new_segments": after - before,
+    }
+
+
+def anchor(form: str, batch: int) -> dict[str, float]:
+    path = Path(__file__).parent / "anchors" / f"vllm-{form}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return next((row for row in rows if row["batch"] == batch), {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("forms", nargs="*", default=["bf16", "w4a16", "int8", "fp8"])
+    parser.add_argument("--batches", default="1,16,64,256")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--profile", action="store_true", help="print the kernels of some decode steps")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for form in arguments.forms:
+        started = time.perf_counter()
+        engine = random_engine(form, LLAMA_8B | {"num_hidden_layers": arguments.layers}, max_num_seqs=256)
+        plan = engine.plan
+        peak = torch.cuda.max_memory_allocated()
+        print(
+            f"{form}: loaded in {time.perf_counter() - started:.1f} s, weights {plan.weights_bytes / 2**30:.2f} "
+            f"GiB, plan {plan.total_bytes / 2**30:.2f} GiB, allocated {peak / 2**30:.2f} GiB",
+            flush=True,
+        )
+        for batch in map(int, arguments.batches.split(",")):
+            row = {"form": form, **measure(engine, batch)}
+            peer = anchor(form, batch)
+            rows.append(
+                row | {"vllm_tpot_ms": peer.get("tpot_ms"), "vllm_prefill": peer.get("prefill_tok_s")}
+            )
+            print("  ", rows[-1], flush=True)
+        print(
+            f"   plan {plan.total_bytes / 2**30:.2f} GiB, measured peak "
+            f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB reserved",
+            flush=True,
+        )
+        if arguments.profile:
+            profile(engine)
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def profile(engine: core.EngineCore) -> None:
+    """Device time by kernel over some decode steps at batch 1 and 64, and of one prompt step."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    for batch in (1, 64):
+        prompts = [[7] * PROMPT_TOKENS for _ in range(batch)]
+        with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            generate(engine, prompts, 16)
+        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()
