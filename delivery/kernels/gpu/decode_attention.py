@@ -128,7 +128,7 @@ def _attend(
     return sums, sums_high, most, weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_sequences"])
 def _decode(
     q,
     k_cache,
@@ -384,7 +384,7 @@ def decode_attention(
         WIDTH=max(16, triton.next_power_of_2(stored_dim)),
         PAGE=page,
         TILE=config.tile,
-        SEQUENCES=max(16, triton.next_power_of_2(batch)),
+        SEQUENCES=16 if batch <= 16 else max(128, triton.next_power_of_2(batch)),
         MERGED=max(1, min(16, 8192 // (group_width * head_width))),
         GROUP_WIDTH=group_width,
         HEAD_WIDTH=head_width,

@@ -126,7 +126,7 @@ def _attend_span(
     return sums, sums_high, extra, most, weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_decodes", "num_sequences"])
 def _prefill(
     q,
     k_cache,

@@ -108,7 +108,7 @@ def _thresholds(
     tl.store(threshold + b, floor)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["span"])
 def _choose(
     logits,
     temperature,
