@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
-_WANTED = re.compile(r"(?:GLOBAL|Unsupported class|unrecognized function|new object for) <?([\w. ]+)")
+_WANTED = re.compile(r"(?:GLOBAL|Unsupported class|unrecognized function|new object for) ([\w.]+)")
 
 
 class BinSource:
@@ -127,7 +127,7 @@ def load_weights_only(path: Path) -> dict[str, torch.Tensor]:
         raise DataError(
             "pickle-runs-code",
             f"{path.name} is refused: loading it would run code",
-            why=f"its pickle wants {wants[1].split()[-1]}, weights need only tensors and containers",
+            why=f"its pickle wants {wants[1]}, weights need only tensors and containers",
             hint="get the checkpoint as safetensors, or from a source that you trust",
         ) from error
     except (RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError, TypeError) as error:
