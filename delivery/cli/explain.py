@@ -31,4 +31,5 @@ def command(code: str | None) -> None:
     name = code.removeprefix("error[").removesuffix("]")
     if name not in codes():
         raise UsageError("unknown-code", f"there is no error code {name!r}", hint=did_you_mean(name, codes()))
-    click.echo((FOLDER / f"{name}.md").read_text("utf-8").strip())
+    page = (FOLDER / f"{name}.md").read_text("utf-8").removeprefix(f"# {name}\n").strip()
+    click.echo(f"{name}\n\n{page}")

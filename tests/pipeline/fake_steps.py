@@ -73,7 +73,7 @@ class Shrink:
     limit: int | None = param(None, "Most words.")
     token: str = param("", "A password.", secret=True)
     threads: int = param(1, "Threads.", local=True)
-    wait_s: float = param(0.0, "Seconds to wait in the middle.", local=True)
+    wait_s: float = param(0.0, "Longest wait in the middle.", local=True)
     fail: str = param("", "How to fail.", local=True)
 
     def run(self, ctx: StepContext) -> None:
@@ -93,10 +93,11 @@ class Shrink:
         (ctx.out / "weights.bin").write_bytes(bytes(range(256)) * 8192)  # over the size that exports copy
 
     def _pause(self, ctx: StepContext) -> None:
-        if self.wait_s:
-            (ctx.scratch / "waiting").write_text(str(os.getpid()))
-            time.sleep(self.wait_s)
-            (ctx.scratch / "waiting").unlink()
+        if self.wait_s:  # until someone takes the file away
+            waiting, end = ctx.scratch / "waiting", time.monotonic() + self.wait_s
+            waiting.write_text(str(os.getpid()))
+            while waiting.exists() and time.monotonic() < end:
+                time.sleep(0.01)
         if self.fail == "disk":
             raise OSError(28, "No space left on device", "weights.bin")
         if self.fail == "memory":

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_steps
+import pytest
+
+from delivery import __version__
+
+
+def test_version(deliver):
+    assert deliver("--version") == (0, f"deliver {__version__}\n", "")
+
+
+def test_no_arguments_show_the_help(deliver):
+    code, out, err = deliver()
+    assert (code, out) == (2, "")
+    assert "Usage: deliver" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (
+            ["shrnk"],
+            "error[unknown-command]: there is no command 'shrnk'\n  hint: did you mean 'shrink'?\n",
+        ),
+        (["ls", "--foo"], "error[usage]: No such option '--foo'\n  hint: deliver ls --help\n"),
+        (["shrink"], "error[usage]: Missing option '--checkpoint'\n  hint: deliver shrink --help\n"),
+        (
+            ["shrink", "--checkpoint", "x", "--mode", "slw"],
+            "error[wrong-type]: --mode of shrink\n"
+            "  why:  'slw' is not a choice; did you mean 'slow'?\n"
+            "  hint: deliver shrink --help\n",
+        ),
+        (
+            ["shrink", "--checkpoint", "x", "--group-size", "many"],
+            "error[wrong-type]: --group-size of shrink\n"
+            "  why:  expected a whole number, got 'many'\n"
+            "  hint: deliver shrink --help\n",
+        ),
+        (
+            ["inspect", "nothing"],
+            "error[unknown-ref]: there is no artifact 'nothing'\n"
+            "  why:  it is no folder, no tag and no beginning of a digest in .deliver\n"
+            "  hint: deliver ls\n",
+        ),
+    ],
+)
+def test_usage_errors_have_one_look(deliver, args, expected):
+    assert deliver(*args) == (2, "", expected)
+
+
+def test_a_bug_is_70_with_its_traceback_in_a_file(deliver, tmp_path):
+    code, out, err = deliver("run", "p.yaml", "--set", "shrink.fail=bug")
+    assert (code, out) == (70, "")
+    assert "error[bug]: deliver itself failed: TypeError: a bug of this step\n" in err
+    assert "Traceback" not in err
+    log = tmp_path / re.search(r"traceback in (\S+)", err)[1]
+    assert "in _pause" in log.read_text()
+    code, _, err = deliver(
+        "--debug", "run", "p.yaml", "--set", "shrink.fail=bug", "--set", "shrink.group_size=32"
+    )
+    assert code == 70
+    assert "in _pause" in err
+
+
+def test_a_secret_does_not_reach_the_crash_log(deliver, tmp_path):
+    deliver("run", "p.yaml", "--set", "shrink.fail=bug", "--set", "shrink.token=hunter2")
+    everything = [p for p in (tmp_path / ".deliver").rglob("*") if p.is_file()]
+    assert any("logs" in str(p) for p in everything)
+    assert not [p for p in everything if b"hunter2" in p.read_bytes()]
+
+
+@pytest.mark.parametrize(("how", "code"), [("disk", "disk-full"), ("memory", "out-of-memory")])
+def test_a_lacking_machine_is_6(deliver, how, code):
+    exit_code, _, err = deliver("run", "p.yaml", "--set", f"shrink.fail={how}")
+    assert exit_code == 6
+    assert f"error[{code}]" in err
+
+
+def test_interrupted_is_130(deliver, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake_steps.Make, "run", interrupt)
+    code, _, err = deliver("run", "p.yaml")
+    assert code == 130
+    assert err.endswith("interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    script = 'from delivery.cli import main; import sys; sys.exit(main(["explain"]))'
+    command = f"{sys.executable} -c '{script}' | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_a_full_disk(tmp_path, deliver):
+    """No file may grow over 200 kB here: the weights of a step do."""
+    script = (
+        "import resource, signal, sys; sys.path.insert(0, sys.argv[1]);"
+        "import fake_steps; from delivery.cli import main;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+        "sys.exit(main(['run', 'p.yaml'], steps=fake_steps.STEPS))"
+    )
+    folder = str(Path(fake_steps.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 6
+    assert "error[disk-full]: no space left" in done.stderr
+    assert "File too large" in done.stderr
+    assert not list((tmp_path / ".deliver/tmp").iterdir())
+    assert deliver("run", "p.yaml", "--until", "shrink")[0] == 0  # goes on where there is room

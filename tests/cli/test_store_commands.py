@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from delivery.artifact import read_artifact
+
+
+@pytest.fixture
+def ran(deliver):
+    """Stage → digest of one run."""
+    return {s["name"]: s["artifact"] for s in json.loads(deliver("run", "p.yaml", "--json")[1])["steps"]}
+
+
+def test_ls(deliver, ran):
+    deliver("tag", "good", ran["assemble"])
+    rows = json.loads(deliver("ls", "--json")[1])["artifacts"]
+    assert {r["artifact"] for r in rows} >= set(ran.values())
+    engine = next(r for r in rows if r["artifact"] == ran["assemble"])
+    assert (engine["kind"], engine["step"], engine["tags"]) == ("engine", "assemble", ["good"])
+    out = deliver("ls", "--kind", "engine")[1].splitlines()
+    assert len(out) == 2
+    assert out[1].startswith(ran["assemble"][:12])
+    assert out[1].endswith("good")
+    assert deliver("ls", "--workdir", "empty") == (0, "artifact  kind  step  size  made  tags\n", "")
+
+
+def test_inspect_an_artifact_and_its_report(deliver, ran):
+    out = deliver("inspect", ran["shrink"][:8])[1]
+    assert "made by: shrink (version 1)" in out
+    assert "group_size: 64" in out
+    assert f"checkpoint: {ran['make'][:12]}" in out
+    shown = json.loads(deliver("inspect", ran["assemble"], "--json")[1])
+    assert shown["kind"] == "engine"
+    assert [(r["check"], r["verdict"]) for r in shown["reports"]] == [("probe", "pass")]
+    out = deliver("inspect", ran["assemble"], "--report", "probe")[1]
+    assert "verdict: pass" in out
+    assert "ttft_p95_ms 10 ms, limit 20 ms  [pass]" in out
+    code, _, err = deliver("inspect", ran["assemble"], "--report", "prob")
+    assert (code, "did you mean 'probe'" in err) == (2, True)
+
+
+def test_the_newest_report_is_shown(deliver, ran):
+    deliver("run", "p.yaml", "--set", "gate.limits.ttft_p95_ms=5")
+    out = deliver("inspect", ran["assemble"], "--report", "probe")[1]
+    assert "verdict: fail" in out
+
+
+def test_verify_names_the_damaged_file(deliver, ran, tmp_path):
+    assert deliver("verify")[0] == 0
+    deliver("shrink", "--checkpoint", ran["make"], "--out", "o")
+    assert "every file matches" in deliver("verify", "o")[1]
+    weights = tmp_path / "o/weights.bin"
+    weights.chmod(0o644)
+    content = bytearray(weights.read_bytes())
+    content[1000:2024] = bytes(1024)
+    before = weights.stat()
+    weights.write_bytes(content)
+    import os
+
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # even if no time tells
+    code, out, err = deliver("verify", "o")
+    assert (code, out) == (1, "")
+    assert err.startswith("error[artifact-damaged]: o is damaged\n  why:  weights.bin has SHA-256 ")
+
+
+def test_verify_a_plain_directory_of_a_broken_model(deliver, tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "model.safetensors").write_bytes(b"\x00" * 4)
+    code, _, err = deliver("verify", "hf")
+    assert code == 1
+    assert "model.safetensors" in err
+
+
+def test_tag(deliver, ran):
+    assert deliver("tag", "v1", ran["pack"][:8]) == (0, f"v1  {ran['pack'][:12]}\n", "")
+    assert deliver("tag")[1] == f"v1  {ran['pack'][:12]}\n"
+    assert deliver("inspect", "v1")[0] == 0
+    assert deliver("tag", "--delete", "v1")[0] == 0
+    assert deliver("tag")[1] == ""
+    assert deliver("tag", "x")[0] == 2
+
+
+def test_gc(deliver, ran):
+    deliver("run", "p.yaml", "--set", "shrink.group_size=32")
+    foretold = json.loads(deliver("gc", "--dry-run", "--json")[1])
+    assert ran["shrink"] in foretold["removed"]
+    assert ran["make"] not in foretold["removed"]
+    assert deliver("inspect", ran["shrink"])[0] == 0
+    assert f"{ran['shrink'][:12]}  checkpoint  shrink" in deliver("gc")[1]
+    assert deliver("inspect", ran["shrink"])[0] == 2
+    assert json.loads(deliver("gc", "--json")[1])["removed"] == []
+
+
+def test_diff(deliver, ran):
+    deliver("run", "p.yaml", "--set", "shrink.group_size=32", "--until", "shrink")
+    small = next(
+        r["artifact"]
+        for r in json.loads(deliver("ls", "--json")[1])["artifacts"]
+        if r["step"] == "shrink" and r["artifact"] != ran["shrink"]
+    )
+    out = deliver("diff", ran["shrink"], small)[1]
+    assert "params.group_size: 64 → 32\n" in out
+    assert "files.config.json: " in out
+    assert "weights.bin" not in out
+    assert deliver("diff", small, small)[1] == "the same\n"
+    assert json.loads(deliver("diff", small, small, "--json")[1]) == {"same": True, "changes": {}}
+
+
+def test_metrics_are_compared(deliver, ran):
+    deliver("run", "p.yaml", "--set", "probe.value=12")
+    reports = [
+        r["artifact"]
+        for r in json.loads(deliver("ls", "--kind", "report", "--json")[1])["artifacts"]
+        if r["verdict"]
+    ]
+    assert len(reports) == 2
+    assert "metrics.ttft_p95_ms: " in deliver("diff", *reports)[1]
+
+
+def test_an_exported_artifact_knows_its_twin(deliver, ran, tmp_path):
+    deliver("assemble", "--checkpoint", ran["shrink"], "--out", "e")
+    assert read_artifact(tmp_path / "e").digest == ran["assemble"]
+    assert deliver("tag", "t", "e")[0] == 0
