@@ -87,6 +87,13 @@ class BlockWork:
                     why=f"its weights have {linear.weight.bits} bits",
                     hint="quantise the float checkpoint that it was made from",
                 )
+            if name in planned and not bool(torch.isfinite(linear.weight).all()):
+                raise DataError(
+                    "weight-not-finite",
+                    f"{linear.name} holds NaN or infinity",
+                    why="a scale for it would be NaN too, and so would the model",
+                    hint="get the checkpoint again; deliver convert names every tensor that is not finite",
+                )
             self.layers[name] = Layer(linear, linear.weight.float(), linear.bias, planned.get(name, -1))
         self.groups = input_groups(config, self.layers)
 

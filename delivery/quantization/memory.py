@@ -1,0 +1,60 @@
+"""Peak memory of layer-by-layer work: foretold from the config, and measured. No torch at import."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delivery.model.config import ModelConfig
+
+_RUNTIME_BYTES = 500 << 20
+_FLOAT = 4
+
+
+def predict_peak_bytes(
+    config: ModelConfig, tokens: int, sample_tokens: int, *, gram: bool, device: str = "cpu"
+) -> int:
+    """Bytes at the peak of calibrating (`gram` off) or quantising (on), on the device that computes.
+
+    tokens: of all samples; sample_tokens: of the longest. Counted are one block in its stored form, in
+    float32 and simulated, the hidden states, the activations of one piece, and when quantising the Gram
+    matrices of one block and the temporaries of a search. On a CPU the Python process is in it.
+    """
+    hidden, inner = config.hidden_size, _inner(config)
+    heads = config.num_heads * config.head_dim
+    experts = config.moe.num_experts if config.moe else 1
+    widest = max(2 * inner, heads + 2 * config.num_kv_heads * config.head_dim)
+    block = hidden * (2 * heads + 2 * config.num_kv_heads * config.head_dim) + 3 * experts * hidden * inner
+    piece = max(sample_tokens, 8192 if device == "cuda" else 1024)
+    activations = min(piece, tokens) * (3 * widest + 6 * hidden)
+    streams = tokens * hidden
+    total = 2 * block + block // 2 + streams + activations
+    if gram:
+        grams = 2 * hidden**2 + heads**2 + experts * inner**2
+        search = 4 * max(widest * hidden, hidden * inner) + 2 * max(hidden, inner) ** 2
+        total += grams + search + 4096 * hidden + block + block // 2
+    table = config.vocab_size * hidden * 2
+    return total * _FLOAT + table + (_RUNTIME_BYTES if device == "cpu" else 0)
+
+
+def peak_bytes(device: str) -> int | None:
+    """The highest memory so far: of the process on a CPU, of torch's allocator on a GPU; None if unknown."""
+    if device.startswith("cuda"):
+        return int(sys.modules["torch"].cuda.max_memory_allocated())
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("ascii"))
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def gigabytes(size_bytes: float | None) -> str:
+    """A size for people: `1.2 GB`, or `unknown`."""
+    return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.1f} GB"
+
+
+def _inner(config: ModelConfig) -> int:
+    return max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)

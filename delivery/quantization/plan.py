@@ -1,0 +1,236 @@
+"""The plan: for every linear layer of a model, which scheme and which group size, before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from delivery.errors import UsageError, did_you_mean
+from delivery.model.families import family_named
+from delivery.model.load import find_root
+from delivery.quantization.driver import Planned
+from delivery.quantization.eight_bit import BLOCK
+from delivery.quantization.group_size import GroupSizes, common_group_size, fit_group_size
+from delivery.quantization.inputs import is_router, kind_of
+from delivery.quantization.scheme import Options, Scheme, load_scheme
+from delivery.quantization.schemes import scheme_names
+
+if TYPE_CHECKING:
+    from delivery.model.config import ModelConfig
+    from delivery.model.families.family import Part
+    from delivery.model.load import WeightSource
+    from delivery.qtensor import QTensor
+
+SKIP = "skip"
+_ROW_PARALLEL = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One linear layer. name: canonical. prefix: in the checkpoint (several parts may share one).
+
+    planned: None for a layer that stays as it is; note: why it does, or what differs from the wish.
+    """
+
+    layer: int
+    name: str
+    prefix: str
+    part: Part
+    rows: int
+    columns: int
+    planned: Planned | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All targets, in order of layers."""
+
+    targets: tuple[Target, ...]
+    plain: tuple[str, ...] = field(default=())
+    """Prefixes of linear layers outside the blocks that stay as they are (the output head)."""
+
+    def layer(self, layer: int) -> dict[str, Planned]:
+        """Canonical name → what is planned, for one block."""
+        return {t.name: t.planned for t in self.targets if t.layer == layer and t.planned is not None}
+
+    def of_layer(self, layer: int) -> tuple[Target, ...]:
+        return tuple(t for t in self.targets if t.layer == layer)
+
+    def schemes(self) -> tuple[Scheme, ...]:
+        found = {t.planned.scheme.name: t.planned.scheme for t in self.targets if t.planned is not None}
+        return tuple(found.values())
+
+    def prototypes(self, symmetric: bool) -> dict[str, QTensor | None]:
+        """Prefix → a QTensor without data, or None for a plain layer: what formats are asked about."""
+        sizes: dict[str, int] = {}
+        for target in self.targets:
+            sizes[target.prefix] = sizes.get(target.prefix, 0) + target.rows
+        found: dict[str, QTensor | None] = {}
+        for t in self.targets:
+            if t.planned is None:
+                found[t.prefix] = None
+            elif t.prefix not in found:
+                shape = (sizes[t.prefix], t.columns)
+                found[t.prefix] = t.planned.scheme.storage.prototype(shape, t.planned.group_size, symmetric)
+        return found | dict.fromkeys(self.plain)
+
+    def notes(self) -> list[str]:
+        """A sentence for every layer that is not quantised as asked, one per kind of layer and reason."""
+        counted: dict[tuple[str, str], list[int]] = {}
+        for t in self.targets:
+            if t.note:
+                kind = t.name if not t.name.startswith("experts.") else f"experts.*.{t.name.split('.')[-1]}"
+                counted.setdefault((kind, t.note), []).append(t.layer)
+        return [f"{kind} ({_layers(layers)}): {note}" for (kind, note), layers in counted.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user asks for. recipe: pattern → scheme name or 'skip', later entries win.
+
+    skip: patterns of layers to leave alone. tensor_parallel: ranks that row-parallel layers are cut over.
+    single_size: one group size for all layers, for formats that know only one.
+    """
+
+    scheme: str
+    options: Options
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    tensor_parallel: int = 1
+    single_size: bool = False
+
+
+def make_plan(
+    config: ModelConfig, source: WeightSource, shape: Callable[[str], tuple[int, ...]], wishes: Wishes
+) -> ModelPlan:
+    """The plan for a checkpoint, from its config and headers.
+
+    shape: of a stored tensor, by name. Raises UsageError `unknown-scheme`, `recipe` for a pattern that
+    matches nothing, `nothing-to-quantise`.
+    """
+    family = family_named(config.family)
+    root = find_root(source, family)
+    found: list[tuple[int, str, str, Part, int, int]] = []
+    for layer in range(config.num_layers):
+        for name, part in family.linears(config, layer).items():
+            prefix = f"{root}.{part.prefix}"
+            rows, columns = _shape(part, prefix, source, shape)
+            found.append((layer, name, prefix, part, rows, columns))
+    used: set[str] = set()
+    sizes = wishes.options.group_sizes
+    if wishes.single_size:
+        one = common_group_size(sizes.attention, (columns for *_, columns in found))
+        sizes = GroupSizes(one, one, sizes.embedding)
+    targets = []
+    for layer, name, prefix, part, rows, columns in found:
+        planned, note = _decide(name, prefix, columns, wishes, sizes, used)
+        targets.append(Target(layer, name, prefix, part, rows, columns, planned, note))
+    _check_patterns(wishes, used, targets)
+    heads = [h for h in family.heads if source.has(f"{h}.weight")]
+    return ModelPlan(tuple(_agreeing(targets)), tuple(heads or ["lm_head"]))
+
+
+def parse_recipe(text: str) -> dict[str, str]:
+    """`*.down_proj=w8a16,*.layers.0.*=skip` → pattern → scheme. Raises UsageError `recipe`."""
+    recipe = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        pattern, equals, scheme = part.rpartition("=")
+        if not equals or not pattern or scheme not in (*scheme_names(), SKIP):
+            raise UsageError(
+                "recipe",
+                f"{part!r} in the recipe is not understood",
+                why="expected PATTERN=SCHEME or PATTERN=skip",
+                hint=did_you_mean(scheme, (*scheme_names(), SKIP)),
+            )
+        recipe[pattern] = scheme
+    return recipe
+
+
+def matches(pattern: str, name: str, prefix: str) -> bool:
+    """Whether a pattern (with * and ?) names a layer: by checkpoint prefix, or by canonical name."""
+    return fnmatchcase(prefix, pattern) or fnmatchcase(name, pattern)
+
+
+def _decide(
+    name: str, prefix: str, columns: int, wishes: Wishes, sizes: GroupSizes, used: set[str]
+) -> tuple[Planned | None, str]:
+    scheme_name = wishes.scheme
+    for pattern, wanted in (*wishes.recipe.items(), *((p, SKIP) for p in wishes.skip)):
+        if matches(pattern, name, prefix):
+            used.add(pattern)
+            scheme_name = wanted
+    if scheme_name == SKIP:
+        return None, "left in floating point: skipped as asked"
+    if is_router(name):
+        return None, "left in floating point: it routes tokens to experts"
+    scheme = load_scheme(scheme_name)
+    if scheme.storage.granularity == "block" and columns % BLOCK:
+        return None, f"left in floating point: blocks of {BLOCK} do not divide {columns} features"
+    if not scheme.grouped:
+        return Planned(scheme), ""
+    wish = sizes.of(kind_of(name))
+    asked = wishes.options.group_sizes.of(kind_of(name))
+    shards = wishes.tensor_parallel if name.rsplit(".", 1)[-1] in _ROW_PARALLEL else 1
+    size = fit_group_size(wish, columns, shards)
+    across = f" on {shards} ranks" if shards > 1 else ""
+    if size is None or (wishes.single_size and size != wish):
+        return None, f"left in floating point: groups of {wish} do not divide {columns} features{across}"
+    if size != asked:
+        return Planned(scheme, size), f"groups of {size} instead of {asked} for {columns} features{across}"
+    return Planned(scheme, size), ""
+
+
+def _agreeing(targets: list[Target]) -> list[Target]:
+    """Parts that a file fuses into one tensor are stored one way: all quantised alike, or none."""
+    by_prefix: dict[str, list[Target]] = {}
+    for target in targets:
+        by_prefix.setdefault(target.prefix, []).append(target)
+    for prefix, parts in by_prefix.items():
+        if len({p.planned for p in parts}) > 1 and all(p.part.expert is None for p in parts):
+            names = ", ".join(p.name for p in parts)
+            raise UsageError(
+                "recipe",
+                f"{prefix} holds {names}, which are to be quantised differently",
+                why="one stored tensor has one form",
+                hint=f"give one rule for {prefix}",
+            )
+    return targets
+
+
+def _check_patterns(wishes: Wishes, used: set[str], targets: list[Target]) -> None:
+    unused = [p for p in (*wishes.recipe, *wishes.skip) if p not in used]
+    if unused:
+        example = next((t.prefix for t in targets), "")
+        raise UsageError(
+            "recipe",
+            f"pattern {unused[0]!r} matches no linear layer",
+            why=f"layers are called like {example}",
+            hint="use * for any part of a name",
+        )
+    if all(t.planned is None for t in targets):
+        raise UsageError(
+            "nothing-to-quantise",
+            "no linear layer is left to quantise",
+            why=targets[0].note if targets else "the model has none",
+            hint="check --skip, --recipe and --group-size",
+        )
+
+
+def _shape(
+    part: Part, prefix: str, source: WeightSource, shape: Callable[[str], tuple[int, ...]]
+) -> tuple[int, int]:
+    if part.expert is not None:
+        stacked = shape(prefix)[1:]
+        rows, columns = (stacked[1], stacked[0]) if part.transposed else (stacked[0], stacked[1])
+    else:
+        rows, columns = shape(f"{prefix}.weight")
+    return (sum(map(len, part.rows)) if part.rows is not None else rows), columns
+
+
+def _layers(layers: list[int]) -> str:
+    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"

@@ -1,0 +1,184 @@
+"""The calibrate step: text to token ids, and statistics of what flows through the float model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from delivery.artifact import Kind
+from delivery.steps.step import Input, StepContext, param, step, takes
+
+if TYPE_CHECKING:
+    from delivery.checkpoint import Checkpoint
+    from delivery.corpus import Rendered
+    from delivery.model import ModelConfig
+    from delivery.steps.step import Task
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_SHOWN_SAMPLES = 2
+_SHOWN_CHARS = 160
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Render calibration text and gather statistics of the model's activations.
+
+    --corpus takes built-in corpora (legal, technical), files (.txt, .jsonl with text or messages,
+    .parquet), folders of these and named public sets, mixed by weight: legal=1,faq.jsonl=3. One decoder
+    block at a time is in memory; a killed run goes on where it was.
+    """
+
+    name: ClassVar[str] = "calibrate"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.CALIBRATION
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "tokenizers")
+    device_matters: ClassVar[bool] = True
+
+    checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
+    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER[=WEIGHT],...", metavar="SPEC")
+    samples: int = param(128, "Number of sequences.")
+    sequence_length: int = param(2048, "Tokens per sequence, at most.")
+    dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.checkpoint import Checkpoint
+        from delivery.corpus import recommendation, render
+        from delivery.model import load_config
+        from delivery.quantization.calibration import REPORT, SAMPLES, write_tokens
+
+        artifact = ctx.input("checkpoint")
+        checkpoint = Checkpoint.open(artifact.path)
+        config = load_config(checkpoint.config)
+        self._check()
+        tokenizer = checkpoint.tokenizer()
+        rendered = render(self.corpus, tokenizer, self.samples, self.sequence_length, seed=ctx.seed)
+        texts = [tokenizer.decode(s.token_ids, skip_special_tokens=False) for s in rendered.samples]
+        self._report_text(ctx, rendered, texts)
+        if advice := recommendation(len(rendered.samples)):
+            ctx.finding("info", advice)
+        write_tokens(ctx.out, [s.token_ids for s in rendered.samples])
+        with (ctx.out / SAMPLES).open("w", encoding="utf-8") as stream:
+            for sample, text in zip(rendered.samples, texts, strict=True):
+                row = {"corpus": sample.corpus, "tokens": len(sample.token_ids), "text": text}
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        notes = self._observe(ctx, checkpoint, config, rendered, artifact.digest)
+        report = {**rendered.summary(), "statistics_notes": notes}
+        (ctx.out / REPORT).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        ctx.metric("calibration_tokens", rendered.tokens, "tokens", "higher")
+
+    def external(self) -> Mapping[str, str]:
+        from delivery.corpus import digest
+
+        return digest(self.corpus)
+
+    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+        from delivery.quantization.memory import predict_peak_bytes
+
+        config = config_of(inputs.get("checkpoint"))
+        if config is None:
+            return None
+        tokens = self.samples * self.sequence_length
+        return predict_peak_bytes(config, tokens, self.sequence_length, gram=False)
+
+    def _check(self) -> None:
+        from delivery.errors import UsageError
+
+        for name in ("samples", "sequence_length"):
+            if getattr(self, name) < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    "calibration-size",
+                    f"{option} is {getattr(self, name)}",
+                    why="expected at least 1",
+                    hint=f"{option} 128",
+                )
+
+    def _report_text(self, ctx: StepContext, rendered: Rendered, texts: list[str]) -> None:
+        for warning in rendered.warnings:
+            ctx.finding("warning", warning)
+        for name, report in rendered.corpora.items():
+            row = report.row(rendered.tokens)
+            ctx.finding(
+                "info",
+                f"corpus {name}: {row['tokens']:,} tokens ({row['token_share']:.0%}) in {row['samples']} samples "
+                f"from {row['documents']} documents, {row['truncated_documents']} cut short",
+            )
+        scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(rendered.scripts.items())[:4])
+        ctx.finding("info", f"scripts by letters: {scripts or 'none'}")
+        for sample, text in list(zip(rendered.samples, texts, strict=True))[:_SHOWN_SAMPLES]:
+            ctx.finding("info", f"sample ({sample.corpus}): {text[:_SHOWN_CHARS]!r}")
+
+    def _observe(
+        self,
+        ctx: StepContext,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        rendered: Rendered,
+        digest: str,
+    ) -> list[str]:
+        """Statistics of every layer, into the artifact; sentences about layers where tokens were left out."""
+        from safetensors.torch import save_file
+
+        from delivery.quantization.calibration import STATISTICS
+        from delivery.quantization.memory import gigabytes, peak_bytes, predict_peak_bytes
+        from delivery.quantization.resume import LayerStore
+        from delivery.quantization.walk import observe_layer, running_dtype, start_stream
+
+        dtype = running_dtype(self.dtype, config.dtype, ctx.device)
+        samples = [s.token_ids for s in rendered.samples]
+        longest = max(map(len, samples))
+        predicted = predict_peak_bytes(config, rendered.tokens, longest, gram=False, device=ctx.device)
+        ctx.finding("info", f"predicted peak memory: {gigabytes(predicted)} on {ctx.device}")
+        stream = start_stream(checkpoint, config, samples, ctx.device, dtype)
+        fingerprint = {"version": self.version, "checkpoint": digest, "dtype": str(dtype), "samples": samples}
+        store = LayerStore(ctx.scratch, fingerprint)
+        first = store.resume(stream)
+        with ctx.progress("calibrate", config.num_layers, "layers") as task:
+            _advance(task, first)
+            for layer in range(first, config.num_layers):
+                found = observe_layer(checkpoint, config, layer, stream, dtype)
+                tensors = {
+                    f"layers.{layer}.{k}.{n}": t for k, s in found.items() for n, t in s.tensors().items()
+                }
+                store.put(layer, tensors, {"notes": _notes(layer, found)}, stream)
+                task.note(
+                    f"layer {layer + 1} of {config.num_layers}, peak {gigabytes(peak_bytes(ctx.device))}"
+                )
+                task.advance(1)
+        everything, notes = {}, []
+        for layer in range(config.num_layers):
+            everything.update(store.tensors(layer))
+            notes += store.report(layer)["notes"]
+        save_file(everything, ctx.out / STATISTICS)
+        for note in notes:
+            ctx.finding("warning", note)
+        return notes
+
+
+def config_of(checkpoint: Path | None) -> ModelConfig | None:
+    """The config of a checkpoint directory, without torch; None where it is not there yet."""
+    from delivery.checkpoint.directory import read_config
+    from delivery.model.families import family_for
+
+    if checkpoint is None or not (checkpoint / "config.json").is_file():
+        return None
+    found = read_config(checkpoint)
+    return family_for(found).config(found)
+
+
+def _advance(task: Task, layers: int) -> None:
+    if layers:
+        task.note(f"going on after layer {layers}")
+        task.advance(layers)
+
+
+def _notes(layer: int, found: Mapping[str, Any]) -> list[str]:
+    return [
+        f"layer {layer}, input of {key}: {s.not_finite} tokens with infinite or NaN values were left out"
+        for key, s in found.items()
+        if s.not_finite
+    ]

@@ -1,0 +1,265 @@
+"""The quantize step: a float checkpoint becomes a quantised one, block by block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from delivery.artifact import Kind
+from delivery.errors import DataError, UsageError
+from delivery.quantization import scheme_names
+from delivery.steps.step import Input, StepContext, fields_of, param, step, takes
+
+if TYPE_CHECKING:
+    from delivery.checkpoint import Checkpoint
+    from delivery.model import ModelConfig
+    from delivery.quantization.plan import ModelPlan, Wishes
+    from delivery.quantization.resume import LayerStore
+
+LAYERS = "layers.json"
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _formats() -> Sequence[str]:
+    from delivery.formats import format_names
+
+    return ("auto", *format_names())
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Quantize:
+    """Quantise the linear layers of a checkpoint.
+
+    Works through the decoder blocks one at a time; later blocks are fitted to what the quantised ones
+    before them make of the calibration samples. Schemes that look at the weights alone need no
+    calibration. The result is a Hugging Face model directory; layers.json holds every layer's error. A
+    killed run goes on where it was.
+    """
+
+    name: ClassVar[str] = "quantize"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.CHECKPOINT
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    device_matters: ClassVar[bool] = True
+
+    checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
+    calibration: Input = takes(Kind.CALIBRATION, "Token ids and statistics.", optional=True)
+    scheme: str = param("awq-w4a16", "Quantisation scheme.", choices=scheme_names)
+    format: str = param("auto", "On-disk format; auto: the scheme's usual one.", choices=_formats)
+    group_size: str = param("128", "Input features per scale: N, -1, or attention=N,mlp=N.", metavar="SIZE")
+    symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
+    narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
+    clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
+    duo: str = param("both", "AWQ: weigh by the weights too.", choices=("off", "on", "both"))
+    points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.")
+    act_order: str = param("static", "GPTQ: order of columns.", choices=("off", "static", "group"))
+    damping: float = param(0.01, "GPTQ: share of the mean diagonal added to the Hessian.")
+    alpha: float = param(0.5, "SmoothQuant: how much of the range moves into the weights, 0 to 1.")
+    search_scale: bool = param(False, "SmoothQuant: search alpha for every layer.")
+    kv: str = param(
+        "none", "Measure scales for a KV cache of this type.", choices=("none", "int8", "int4", "fp8")
+    )
+    recipe: str = param(
+        "", "Other schemes by name: PATTERN=SCHEME|skip,... (* for any part).", metavar="RULES"
+    )
+    skip: str = param("", "Layers to leave alone: PATTERN,...", metavar="PATTERNS")
+    tensor_parallel: int = param(1, "Ranks that the result will be cut over; groups are chosen to fit.")
+    propagate: bool = param(True, "Fit later blocks to the errors of earlier ones.")
+    qat: int = param(0, "Fine-tune the last N blocks on the calibration set.")
+    max_layer_error: float = param(0.0, "Fail when a layer's relative error exceeds this; 0 for no limit.")
+    dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
+    shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", local=True)
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.checkpoint import Checkpoint
+        from delivery.formats import check_export, load_format
+        from delivery.model import load_config
+        from delivery.quantization import load_scheme
+        from delivery.quantization.hardware import check_hardware
+        from delivery.quantization.session import plan_for_format
+        from delivery.quantization.write import write_checkpoint
+
+        artifact = ctx.input("checkpoint")
+        checkpoint = Checkpoint.open(artifact.path)
+        config = load_config(checkpoint.config)
+        _check_float(checkpoint)
+        wishes = self._wishes(config)
+        kv = None if self.kv == "none" else self.kv
+        name = load_scheme(self.scheme).formats[0] if self.format == "auto" else self.format
+        plan = plan_for_format(checkpoint, config, wishes, load_format(name), kv)
+        check_export(name, plan.prototypes(self.symmetric), kv)
+        if ctx.device.startswith("cuda"):
+            check_hardware(scheme.storage for scheme in plan.schemes())
+        for note in plan.notes():
+            ctx.finding("info", note)
+        store = self._quantize(ctx, checkpoint, config, plan, wishes, load_format(name))
+        quantization = load_format(name).quantization_config(plan.prototypes(self.symmetric), kv)
+        write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, self.shard_bytes)
+        self._report(ctx, plan, store, config.num_layers, name)
+
+    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+        from delivery.quantization.memory import predict_peak_bytes
+        from delivery.steps.calibrate import config_of
+
+        config = config_of(inputs.get("checkpoint"))
+        if config is None:
+            return None
+        tokens, longest = _sizes(inputs.get("calibration"))
+        return predict_peak_bytes(config, tokens, longest, gram=tokens > 0)
+
+    def _wishes(self, config: ModelConfig) -> Wishes:
+        import torch
+
+        from delivery.quantization.group_size import parse_group_size
+        from delivery.quantization.plan import Wishes, parse_recipe
+        from delivery.quantization.scheme import Options
+
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(
+                "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
+            )
+        options = Options(
+            group_sizes=parse_group_size(self.group_size),
+            symmetric=self.symmetric,
+            narrow=self.narrow,
+            clip=self.clip,
+            duo=self.duo,  # type: ignore[arg-type]
+            points=self.points,
+            act_order=self.act_order,  # type: ignore[arg-type]
+            damping=self.damping,
+            alpha=self.alpha,
+            search_scale=self.search_scale,
+            # bfloat16 scales are float16 numbers too, so every export holds the same weights.
+            scale_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float16,
+        )
+        skip = tuple(filter(None, (p.strip() for p in self.skip.split(","))))
+        return Wishes(self.scheme, options, parse_recipe(self.recipe), skip, self.tensor_parallel)
+
+    def _quantize(
+        self,
+        ctx: StepContext,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        plan: ModelPlan,
+        wishes: Wishes,
+        format_module: Any,
+    ) -> LayerStore:
+        from delivery.quantization.driver import BlockResult, Driver
+        from delivery.quantization.memory import gigabytes, peak_bytes, predict_peak_bytes
+        from delivery.quantization.resume import LayerStore
+        from delivery.quantization.session import quantize_layers
+        from delivery.quantization.walk import running_dtype, start_stream
+
+        dtype = running_dtype(self.dtype, config.dtype, ctx.device)
+        samples = self._samples(ctx, plan, wishes, config)
+        stream = start_stream(checkpoint, config, samples, ctx.device, dtype) if samples else None
+        tokens, longest = sum(map(len, samples)), max(map(len, samples), default=0)
+        predicted = predict_peak_bytes(config, tokens, longest, gram=bool(samples), device=ctx.device)
+        ctx.finding("info", f"predicted peak memory: {gigabytes(predicted)} on {ctx.device}")
+        driver = Driver(
+            checkpoint,
+            config,
+            plan.layer,
+            wishes.options,
+            stream,
+            device=ctx.device,
+            dtype=dtype,
+            propagate=self.propagate,
+            kv=None if self.kv == "none" else self.kv,  # type: ignore[arg-type]
+        )
+        inputs = {role: [a.digest for a in ctx.inputs(role)] for role in ("checkpoint", "calibration")}
+        store = LayerStore(ctx.scratch, {**self._fingerprint(), **inputs, "device": ctx.device})
+        with ctx.progress("quantize", config.num_layers, "layers") as task:
+
+            def after(done: int, result: BlockResult | None) -> None:
+                if result is None:
+                    if done:
+                        task.note(f"going on after layer {done}")
+                        task.advance(done)
+                    return
+                worst = max(result.errors, key=lambda e: e.relative_error, default=None)
+                text = "" if worst is None else f", worst {worst.canonical} at {worst.sqnr_db:.1f} dB"
+                task.note(
+                    f"layer {done} of {config.num_layers}{text}, peak {gigabytes(peak_bytes(ctx.device))}"
+                )
+                task.advance(1)
+
+            quantize_layers(driver, plan, store, format_module, after)
+        return store
+
+    def _samples(
+        self, ctx: StepContext, plan: ModelPlan, wishes: Wishes, config: ModelConfig
+    ) -> tuple[tuple[int, ...], ...]:
+        """The calibration's token ids; () for a scheme that needs none and was given none."""
+        from delivery.quantization.calibration import check_vocabulary, read_calibration
+
+        if ctx.has("calibration"):
+            calibration = read_calibration(ctx.input("calibration").path)
+            check_vocabulary(calibration, config.vocab_size)
+            return calibration.samples
+        needing = [s.name for s in plan.schemes() if s.needs(wishes.options)]
+        if needing or self.kv != "none" or self.qat:
+            what = f"scheme {needing[0]!r}" if needing else "--kv" if self.kv != "none" else "--qat"
+            raise UsageError(
+                "calibration-needed",
+                f"{what} needs calibration data",
+                why="it looks at activations",
+                hint="deliver calibrate --checkpoint DIR --out CAL, then --calibration CAL; or --scheme rtn-w4a16",
+            )
+        return ()
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {"version": self.version} | {
+            f.name: getattr(self, f.name) for f in fields_of(type(self)) if not f.is_input
+        }
+
+    def _report(self, ctx: StepContext, plan: ModelPlan, store: LayerStore, layers: int, name: str) -> None:
+        from delivery.quantization.session import layers_report
+        from delivery.quantization.write import check_bits
+
+        report = layers_report(store, layers)
+        bits = check_bits(ctx.out, plan, report.bits_per_weight)
+        for note in report.notes:
+            ctx.finding("warning", note)
+        worst = report.worst()
+        content = {
+            "scheme": self.scheme,
+            "format": name,
+            "bits_per_weight": round(bits, 4),
+            "layers": report.rows,
+            "blocks": report.blocks,
+            "notes": [*plan.notes(), *report.notes],
+        }
+        (ctx.out / LAYERS).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        ctx.metric("bits_per_weight", bits, "bits", "both")
+        ctx.metric("worst_layer_relative_error", worst["relative_error"], "ratio", "lower")
+        if self.max_layer_error and worst["relative_error"] > self.max_layer_error:
+            raise DataError(
+                "layer-error",
+                f"{worst['name']} was quantised with a relative error of {worst['relative_error']:.3f}",
+                why=f"the limit is {self.max_layer_error:g}",
+                hint="a smaller --group-size, --clip, or leave the layer alone with --skip",
+            )
+
+
+def _check_float(checkpoint: Checkpoint) -> None:
+    if checkpoint.quantization is not None:
+        raise DataError(
+            "already-quantised",
+            f"{checkpoint.path} is quantised already",
+            why=f"its config names quant_method {checkpoint.quantization.get('quant_method')!r}",
+            hint="quantise the float checkpoint that it was made from",
+        )
+
+
+def _sizes(calibration: Path | None) -> tuple[int, int]:
+    """(tokens, longest sample) of a calibration that is there already; a usual one's where it is not."""
+    try:
+        found = json.loads(((calibration or Path()) / "calibration.json").read_text("utf-8"))
+        return int(found["tokens"]), int(found["sample_tokens"]["max"])
+    except (OSError, ValueError, KeyError):
+        return 128 * 2048, 2048
