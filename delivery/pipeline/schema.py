@@ -73,7 +73,8 @@ def _params(step: type[Any]) -> dict[str, Json]:
 
 
 def _param(step: type[Any], field: Field) -> dict[str, Json]:
-    out = _type(type_of(step, field.name))
+    hint = type_of(step, field.name)
+    out: dict[str, Json] = {"type": ["string", "integer"]} if hint is str else _type(hint)
     choices = field.metadata["choices"]
     if choices is not None:
         allowed = list(choices() if callable(choices) else choices)

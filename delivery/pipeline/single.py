@@ -40,6 +40,7 @@ def run_step(
     A failed check is committed and exported too; its error is in the result. `gate` is what a check
     judges by, as in `JudgeContext.gate`.
     """
+    step.check()
     if out is not None:
         check_target(out)
     inputs = resolve_inputs(step, store)

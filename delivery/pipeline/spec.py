@@ -187,8 +187,17 @@ def _stages(parsed: PipelineFile, document: Document, steps: Mapping[str, type[A
         params = _params(entry, step, parsed, document, place)
         nodes.append(Node(stage_id, step, sources))
         stages.append(Stage(stage_id, step, params, sources))
+        _check_step(stages[-1], document.where((*place, "with")))
     _check_release(parsed, stages, document)
     return tuple(stages)
+
+
+def _check_step(stage: Stage, where: str) -> None:
+    try:
+        stage.instance().check()
+    except UsageError as error:
+        what = f"{where}: step {stage.id!r}: {error.what}"
+        raise UsageError(error.code, what, why=error.why, hint=error.hint) from error
 
 
 def _params(

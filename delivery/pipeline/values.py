@@ -86,8 +86,14 @@ def parsed(text: str, hint: Any) -> Any:
 
 
 def check_field(cls: type[Any], field: Field, value: Any) -> Any:
-    """`value` checked against the type and the choices of one declared field. Raises ValueError."""
-    value = checked(value, type_of(cls, field.name))
+    """`value` checked against the type and the choices of one declared field. Raises ValueError.
+
+    A whole number where text is wanted is that text: `group_size: 64` needs no quotes.
+    """
+    hint = type_of(cls, field.name)
+    if hint is str and type(value) is int:
+        value = str(value)
+    value = checked(value, hint)
     choices = field.metadata["choices"]
     if choices is not None and value is not None:
         allowed = tuple(choices() if callable(choices) else choices)

@@ -138,6 +138,9 @@ class Step(Protocol):
 
     def run(self, ctx: StepContext) -> None: ...
 
+    def check(self) -> None:
+        """Raise UsageError for values that cannot work, before anything runs. Without torch, in no time."""
+
     def external(self) -> Mapping[str, str]:
         """Name → SHA-256 of every outside file or text that shapes the output."""
         ...
@@ -185,6 +188,8 @@ def step(cls: type[T]) -> type[T]:
     ):
         if not hasattr(cls, name):
             setattr(cls, name, value)
+    if not hasattr(cls, "check"):
+        cls.check = lambda self: None  # type: ignore[attr-defined]
     if not hasattr(cls, "external"):
         cls.external = lambda self: {}  # type: ignore[attr-defined]
     if not hasattr(cls, "predict_peak_bytes"):

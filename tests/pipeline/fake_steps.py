@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from delivery.artifact import Kind, hash_file
+from delivery.errors import UsageError
 from delivery.gate.report import Finding, Metric, Report, Verdict
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
@@ -75,6 +76,10 @@ class Shrink:
     threads: int = param(1, "Threads.", local=True)
     wait_s: float = param(0.0, "Longest wait in the middle.", local=True)
     fail: str = param("", "How to fail.", local=True)
+
+    def check(self) -> None:
+        if self.group_size < 1:
+            raise UsageError("bad-group", f"a group of {self.group_size} words", hint="group_size: 64")
 
     def run(self, ctx: StepContext) -> None:
         count("shrink")

@@ -52,6 +52,11 @@ def test_every_parameter_has_its_value(pipeline_file):
         (HEAD + "  - uses: make", "duplicate-stage", "two steps have the id 'make'"),
         (HEAD + "  - uses: shrnk", "unknown-step", "did you mean 'shrink'"),
         (HEAD + "  - {uses: shrink, with: {mode: slw}}", "wrong-type", "did you mean 'slow'"),
+        (
+            HEAD + "  - uses: shrink\n    with: {group_size: 0}",
+            "bad-group",
+            "yaml:5: step 'shrink': a group of 0 words\n  hint: group_size: 64",
+        ),
         (HEAD + "gate: {limit: {}}", "unknown-key", "did you mean 'limits'"),
         (HEAD + "gate: {limits: {ttft_p95: 1}}", "unknown-metric", "yaml:4: there is no metric 'ttft_p95'"),
         (

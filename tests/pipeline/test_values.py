@@ -94,6 +94,14 @@ def test_choices_suggest_the_nearest():
         check_field(fake_steps.Shrink, mode, "slw")
 
 
+def test_a_number_is_text_where_text_is_wanted():
+    token = next(f for f in fields_of(fake_steps.Shrink) if f.name == "token")
+    assert check_field(fake_steps.Shrink, token, 64) == "64"
+    for value in (True, 1.5, None):
+        with pytest.raises(ValueError, match="expected text"):
+            check_field(fake_steps.Shrink, token, value)
+
+
 def test_shapes():
     assert is_list(tuple[str, ...] | None)
     assert not is_list(str)
