@@ -1,0 +1,159 @@
+"""Which backend and tile a linear layer takes, by operator, shape and number of rows.
+
+`deliver build` measures the candidates on the card and stores the table with the engine; without a table
+each backend falls back on its own rule. Plain data and arithmetic: no kernel is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from delivery.errors import DataError
+
+ROW_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SHARED_BYTES = 227 << 10
+"""Shared memory that one block of a Hopper card may use; a multiprocessor has 1 KiB more."""
+REGISTERS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The shape of one program of a Hopper kernel.
+
+    block_n: output features; block_m: rows of x; warps: consumers, 4 or 8 (a producer comes on top);
+    stages: depth of the ring; splits: programs that share K; scale_weights: 4-bit only, scales act on the
+    weights instead of the accumulator; group_m: row tiles that share a column tile's weights in L2.
+    """
+
+    block_n: int = 64
+    block_m: int = 8
+    warps: int = 4
+    stages: int = 6
+    splits: int = 1
+    scale_weights: bool = False
+    group_m: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, and its tile where it has one."""
+
+    backend: str
+    tile: Tile | None = None
+
+
+Key = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class TuningTable:
+    """(operator, N, K, row bucket) → Choice."""
+
+    choices: Mapping[Key, Choice] = field(default_factory=dict)
+
+    def lookup(self, op: str, n: int, k: int, rows: int) -> Choice | None:
+        """What was measured best for a weight [n, k] and `rows` rows, None if nothing was."""
+        return self.choices.get((op, n, k, bucket(rows)))
+
+    def with_choice(self, op: str, n: int, k: int, rows: int, choice: Choice) -> TuningTable:
+        """A table that also holds `choice`."""
+        return replace(self, choices={**self.choices, (op, n, k, bucket(rows)): choice})
+
+    def to_json(self) -> str:
+        """Rows in a stable order, one an entry."""
+        rows = [
+            {"op": op, "n": n, "k": k, "rows": m, **_plain(choice)}
+            for (op, n, k, m), choice in sorted(self.choices.items())
+        ]
+        return json.dumps(rows, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> TuningTable:
+        """The inverse of `to_json`. Raises DataError `tuning-table-damaged`."""
+        try:
+            rows = json.loads(text)
+            return cls({(r["op"], r["n"], r["k"], r["rows"]): _choice(r) for r in rows})
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                "tuning-table-damaged",
+                "the table of kernel choices cannot be read",
+                why=f"{type(error).__name__}: {error}",
+                hint="deliver build",
+            ) from error
+
+
+def bucket(rows: int) -> int:
+    """The smallest row bucket that holds `rows`; the largest one for more."""
+    return next((b for b in ROW_BUCKETS if rows <= b), ROW_BUCKETS[-1])
+
+
+_installed = [TuningTable()]
+
+
+def install(table: TuningTable) -> None:
+    """Make `table` the one that operators ask (an engine does this when it loads)."""
+    _installed[0] = table
+
+
+def choice_for(op: str, n: int, k: int, rows: int) -> Choice | None:
+    """The installed table's choice."""
+    return _installed[0].lookup(op, n, k, rows)
+
+
+def measure(
+    candidates: Iterable[Choice],
+    run: Callable[[Choice], object],
+    time_us: Callable[[Callable[[], object]], float],
+) -> tuple[Choice, float]:
+    """The fastest candidate and its time in µs. `run` executes one, `time_us` times a call.
+
+    A candidate that cannot be launched (RuntimeError: out of shared memory or registers) is left out.
+    Raises DataError `nothing-to-measure` when none can.
+    """
+    best: tuple[Choice, float] | None = None
+    for candidate in candidates:
+        try:
+            taken = time_us(lambda c=candidate: run(c))  # type: ignore[misc]
+        except RuntimeError:
+            continue
+        if best is None or taken < best[1]:
+            best = candidate, taken
+    if best is None:
+        raise DataError("nothing-to-measure", "no candidate could be launched", hint="deliver doctor")
+    return best
+
+
+def blocks_per_multiprocessor(shared_bytes: int) -> int:
+    """How many programs of `shared_bytes` fit one Hopper multiprocessor."""
+    return max(1, (SHARED_BYTES + 1024) // (shared_bytes + 1024))
+
+
+def registers_per_thread(tile: Tile, shared_bytes: int) -> int:
+    """Registers to ask for at launch, so that as many programs fit as shared memory allows.
+
+    A program has `tile.warps` consumers and one producer, rounded up to whole warpgroups; the producer's
+    share is given to the consumers when the program starts. Sixteen consumer warps a multiprocessor are
+    the most that leave each enough registers to keep its products in flight.
+    """
+    threads = (tile.warps + 4) * 32
+    programs = min(16 // tile.warps, blocks_per_multiprocessor(shared_bytes))
+    return min(168, REGISTERS // (programs * threads) // 8 * 8)
+
+
+def even_splits(steps: int, splits: int) -> tuple[int, int]:
+    """(splits, steps of each) with no split empty, for at most `splits`."""
+    each = -(-steps // max(1, min(splits, steps)))
+    return -(-steps // each), each
+
+
+def _plain(choice: Choice) -> dict[str, object]:
+    return {"backend": choice.backend, "tile": None if choice.tile is None else asdict(choice.tile)}
+
+
+def _choice(row: Mapping[str, object]) -> Choice:
+    tile = row["tile"]
+    if tile is not None and not isinstance(tile, dict):
+        raise TypeError(f"tile is a {type(tile).__name__}")
+    return Choice(str(row["backend"]), None if tile is None else Tile(**tile))
