@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _TEMPLATE = Path(__file__).parent / "chart_template"
 _IMAGE = re.compile(r"^(?P<repository>[^@\s]+?)(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w][\w.-]*))$")
+_SEMVER = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _NAME_LIMIT = 40
 _MIB = 1 << 20
 _PRE_STOP_S = 5
@@ -101,6 +102,17 @@ def chart_name(text: str) -> str:
     """A name for charts and Kubernetes objects (RFC 1123, at most 40 characters) from any text."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_NAME_LIMIT].strip("-")
     return name if name[:1].isalpha() else f"model-{name}".strip("-")
+
+
+def check_chart_version(text: str) -> None:
+    """Raises UsageError `chart-version` for what is no SemVer 2 version; Helm accepts no other."""
+    if not _SEMVER.fullmatch(text):
+        raise UsageError(
+            "chart-version",
+            f"{text!r} is no version of a chart",
+            why="expected MAJOR.MINOR.PATCH, with -PRERELEASE or +BUILD after it if need be (SemVer 2)",
+            hint="--chart-version 1.0.0",
+        )
 
 
 def write_chart(spec: ChartSpec, parent: Path) -> Path:

@@ -111,6 +111,14 @@ class Package:
         if signer.is_ephemeral:
             ctx.finding("warning", "signed with an ephemeral key, which proves nobody's identity")
 
+    def check(self) -> None:
+        from delivery.release import Image
+        from delivery.release.chart import check_chart_version
+
+        if self.image:
+            Image.parse(self.image)
+        check_chart_version(self.chart_version)
+
     def external(self) -> Mapping[str, str]:
         """The public half of the key: it shapes the signature, and with it the release."""
         if not self.signing_key:
