@@ -22,9 +22,7 @@ from delivery.model import (
 from delivery.model.families import architectures, family_for
 
 
-def logits(
-    hf: dict[str, Any], tensors: dict[str, torch.Tensor], sequences: list[list[int]]
-) -> list[torch.Tensor]:
+def logits(hf: dict[str, Any], weights: Any, sequences: list[list[int]]) -> list[torch.Tensor]:
     config = load_config(hf)
     source = StateDict(weights)
     ends = load_ends(source, config)

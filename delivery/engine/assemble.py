@@ -1,0 +1,170 @@
+"""From a path to a ready runner: open, load in the device's forms, plan memory, allocate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from delivery.checkpoint import Checkpoint, Tokenizer
+from delivery.device import resolve_device
+from delivery.engine.engine_model import EngineModel, Forms, load_model
+from delivery.engine.forms_gpu import GpuForms
+from delivery.engine.forms_torch import TorchForms
+from delivery.engine.graphs import CudaGraphs, decode_sizes
+from delivery.engine.kv_cache import KVCache, RotaryTables
+from delivery.engine.memory_plan import MemoryPlan, plan
+from delivery.engine.need import need
+from delivery.engine.options import EngineOptions
+from delivery.engine.runner import ModelRunner
+from delivery.errors import DataError, UsageError
+from delivery.kernels.kv_layout import kv_layout
+from delivery.model.config import ModelConfig
+from delivery.model.load import load_config
+from delivery.model.weights import BlockWeights
+
+_CPU_KV_BYTES = 1 << 30
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A runner with what stands around it. tokenizer is None where the directory has none."""
+
+    config: ModelConfig
+    runner: ModelRunner
+    plan: MemoryPlan
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    device: str
+
+
+def assemble(path: Path, options: EngineOptions) -> Assembled:
+    """Raises DataError for a damaged checkpoint, EnvironmentLacking `plan-does-not-fit`."""
+    device = resolve_device(options.device)
+    checkpoint = Checkpoint.open(path)
+    config = load_config(checkpoint.config)
+    dtype = activation_dtype(options.dtype, device, config)
+    forms = device_forms(device, dtype)
+    place = torch.device(device)
+    with torch.inference_mode():
+        model = load_model(checkpoint, config, place, forms)
+    return finish(model, config, options, device, path)
+
+
+def finish(
+    model: EngineModel, config: ModelConfig, options: EngineOptions, device: str, path: Path
+) -> Assembled:
+    """Plan the memory that the weights leave, allocate it, and put the runner together."""
+    place = torch.device(device)
+    sequences, tokens = options.sequences(device), options.batched_tokens(device)
+    made = memory_plan(config, options, device, weights_size(model), model.dtype)
+    rotary = RotaryTables(config, made.max_model_len, place)
+    cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place)
+    runner = ModelRunner(
+        model, cache, rotary, tokens=tokens, sequences=sequences, device=place, seed=options.seed
+    )
+    if device == "cuda" and options.graphs:
+        runner.recorded = CudaGraphs(runner, decode_sizes(sequences))
+    tokenizer = open_tokenizer(path)
+    eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
+    return Assembled(config, runner, made, tokenizer, tuple(eos), device)
+
+
+def memory_plan(
+    config: ModelConfig, options: EngineOptions, device: str, weights_bytes: int, dtype: torch.dtype
+) -> MemoryPlan:
+    """The plan for a device with these weights loaded. Raises UsageError `session-too-long`."""
+    asked = options.max_model_len
+    if asked is not None and asked > config.max_position:
+        raise UsageError(
+            "session-too-long",
+            f"max_model_len {asked} is more than the model was made for",
+            why=f"its config states max_position_embeddings {config.max_position}",
+            hint=f"--max-session-len {config.max_position}",
+        )
+    sequences = options.sequences(device)
+    length = asked or config.max_position
+    wanted = need(
+        config,
+        weights_bytes=weights_bytes,
+        block_size=options.block_size,
+        token_head_bytes=kv_layout(options.kv).token_head_bytes(config.head_dim, dtype),
+        tokens=options.batched_tokens(device),
+        sequences=sequences,
+        max_model_len=length,
+        item_bytes=dtype.itemsize,
+    )
+    available = free_memory(device) + weights_bytes
+    share = options.cache_max_entry_count
+    useful = sequences * length
+    if device == "cpu" and share < 1:
+        # RAM is shared with everything else: what a laptop can spare, not most of what is free.
+        useful = min(useful, max(length, _CPU_KV_BYTES // wanted.block_bytes * options.block_size))
+    return plan(wanted, available, share, asked, config.max_position, useful)
+
+
+def free_memory(device: str) -> int:
+    """Bytes that can be allocated on the device now."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def activation_dtype(asked: str, device: str, config: ModelConfig) -> torch.dtype:
+    """float32 on a CPU, the checkpoint's own 16-bit dtype on a GPU, unless asked otherwise."""
+    if asked != "auto":
+        return _DTYPES[asked]
+    if device == "cpu":
+        return torch.float32
+    stated = config.dtype.removeprefix("torch.")
+    return _DTYPES.get(stated, torch.bfloat16) if stated != "float32" else torch.bfloat16
+
+
+def device_forms(device: str, dtype: torch.dtype) -> Forms:
+    """How the device computes."""
+    return GpuForms(dtype) if device == "cuda" else TorchForms(dtype)
+
+
+def open_tokenizer(path: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.open(path)
+    except DataError as error:
+        if error.code != "tokenizer-missing":
+            raise
+        return None
+
+
+def weights_size(model: EngineModel) -> int:
+    """Bytes of all distinct tensors that a model's forms hold."""
+    sizes: dict[int, int] = {}
+    for tensor in _tensors((model.blocks, model.embed, model.final), set()):
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    elif dataclasses.is_dataclass(value) or isinstance(value, BlockWeights):
+        parts = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    elif closure := getattr(value, "__closure__", None):
+        parts = [cell.cell_contents for cell in closure]
+    for part in parts:
+        yield from _tensors(part, seen)

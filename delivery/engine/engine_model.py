@@ -1,0 +1,106 @@
+"""EngineModel: a checkpoint's weights in the forms that the engine computes with, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from delivery.engine.merging import merge
+from delivery.model.config import ModelConfig
+from delivery.model.decoder import QKV, embed, final_logits
+from delivery.model.load import WeightSource, load_block, load_ends
+from delivery.model.weights import BlockWeights, Fused, GatedActivation, Linear, Norm
+
+Run = Callable[[Any], torch.Tensor]
+
+
+class Forms(Protocol):
+    """How one kind of device computes: packed layers for its kernels, fused norms and activations."""
+
+    dtype: torch.dtype
+
+    def linear(self, layer: Linear) -> Run:
+        """A layer packed for the device's kernels; x [T, K] → [T, N]."""
+        ...
+
+    def norm(self, norm: Norm, feeds: Sequence[Run]) -> Any:
+        """A norm with `__call__` and `add`; feeds: the layers that read its result."""
+        ...
+
+    def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None: ...
+
+    def table(self, table: torch.Tensor) -> torch.Tensor:
+        """The embedding table as it is kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """blocks: one BlockWeights per layer. embed: token ids [T] → [T, H]. final: hidden [S, H] → logits."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    blocks: Sequence[BlockWeights]
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    final: Callable[[torch.Tensor], torch.Tensor]
+
+
+def load_model(
+    source: WeightSource,
+    config: ModelConfig,
+    device: torch.device,
+    forms: Forms,
+    layers: Iterable[int] | None = None,
+) -> EngineModel:
+    """Read a checkpoint block by block; never more than one block is held in its stored form."""
+    wanted = range(config.num_layers) if layers is None else layers
+    blocks = [prepare(config, load_block(source, config, layer, device), forms) for layer in wanted]
+    ends = load_ends(source, config, device)
+    table = forms.table(ends.table)
+    head = forms.linear(ends.head)
+    norm = forms.norm(ends.norm, [head])
+
+    def embedded(token_ids: torch.Tensor) -> torch.Tensor:
+        return embed(config, table, token_ids).to(forms.dtype)
+
+    def final(hidden: torch.Tensor) -> torch.Tensor:
+        return final_logits(config, norm, head, hidden)
+
+    return EngineModel(config, forms.dtype, blocks, embedded, final)
+
+
+def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWeights:
+    """A block in the device's forms: products of layers that read the same input, norms that feed them."""
+    linears = {name: layer for name, layer in weights.linears.items() if isinstance(layer, Linear)}
+    products: dict[tuple[str, ...], Fused] = {}
+    runs: dict[str, Run] = {}
+    for names in _groups(linears):
+        merged = merge([linears[name] for name in names])
+        if merged is not None:
+            products[names] = Fused(forms.linear(merged), tuple(linears[n].out_features for n in names))
+    joined = {name for names in products for name in names}
+    for name, layer in linears.items():
+        runs[name] = forms.linear(layer) if name not in joined else layer
+    norms = {name: forms.norm(norm, _fed_by(name, products, runs)) for name, norm in weights.norms.items()}
+    down = runs.get("down_proj")
+    return replace(weights, linears=runs, norms=norms, products=products, gated=forms.gated(config, down))
+
+
+def _groups(linears: dict[str, Linear]) -> list[tuple[str, ...]]:
+    groups: list[tuple[str, ...]] = [QKV] if "q_proj" in linears else []
+    prefixes = [name.removesuffix("gate_proj") for name in linears if name.endswith("gate_proj")]
+    return groups + [(f"{prefix}gate_proj", f"{prefix}up_proj") for prefix in prefixes]
+
+
+_READERS = {"input_norm": QKV, "pre_mlp_norm": ("gate_proj", "up_proj")}
+
+
+def _fed_by(norm: str, products: dict[tuple[str, ...], Fused], runs: dict[str, Run]) -> list[Run]:
+    """The layers that read a norm's result, when those are all of its readers; [] otherwise."""
+    names = _READERS.get(norm, ())
+    if names in products:
+        return [products[names].run]
+    return [runs[name] for name in names] if names and all(name in runs for name in names) else []

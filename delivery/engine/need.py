@@ -1,0 +1,72 @@
+"""How many bytes a model needs to run: counted from its config and the engine's limits. No torch."""
+
+from __future__ import annotations
+
+from delivery.engine.memory_plan import Need
+from delivery.model.config import ModelConfig
+
+
+def attention_layers(config: ModelConfig) -> int:
+    """Layers that keep keys and values; the others keep a recurrent state."""
+    return sum(kind != "linear_attention" for kind in config.layer_types)
+
+
+def kv_block_bytes(config: ModelConfig, block_size: int, token_head_bytes: int) -> int:
+    """Keys and values of one block over all layers; token_head_bytes of one token, one head, one of both."""
+    return attention_layers(config) * 2 * block_size * config.num_kv_heads * token_head_bytes
+
+
+def activation_bytes(config: ModelConfig, tokens: int, sequences: int, item_bytes: int) -> int:
+    """The most that a step of `tokens` tokens holds at once, outside weights and KV.
+
+    Residual, delta and normed input; the widest pair of layer inputs and outputs; the scores of no more
+    than one query chunk are inside the attention kernels. Logits of every sampling sequence, in the
+    activations' dtype and once more in float32.
+    """
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = qkv + 2 * config.num_heads * config.head_dim
+    mlp = 3 * config.intermediate_size
+    if config.moe is not None:
+        mlp = 3 * config.moe.intermediate_size * config.moe.experts_per_token
+        mlp += 3 * config.moe.shared_intermediate_size
+    width = 3 * config.hidden_size + max(attention, mlp + config.hidden_size)
+    logits = min(sequences, tokens) * config.vocab_size * (item_bytes + 8)
+    return tokens * width * item_bytes + logits
+
+
+def table_bytes(config: ModelConfig, max_model_len: int) -> int:
+    """Cosines and sines of all positions, float32."""
+    kinds = 1 + (config.local_rope is not None)
+    long = 2 if config.rope.scaling.get("rope_type") == "longrope" else 1
+    return kinds * long * max_model_len * config.rope.rotary_dim * 4
+
+
+def input_bytes(max_num_seqs: int, max_blocks: int, tokens: int) -> int:
+    """Fixed buffers of a step's inputs: ids, positions, slots, block tables."""
+    return max_num_seqs * (max_blocks * 4 + 64) + tokens * 24
+
+
+def need(
+    config: ModelConfig,
+    *,
+    weights_bytes: int,
+    block_size: int,
+    token_head_bytes: int,
+    tokens: int,
+    sequences: int,
+    max_model_len: int,
+    item_bytes: int,
+    graph_bytes: int = 0,
+    state_bytes: int = 0,
+) -> Need:
+    """All of it, for steps of at most `tokens` tokens and `sequences` requests."""
+    overhead = table_bytes(config, max_model_len) + graph_bytes
+    overhead += input_bytes(sequences, -(-max_model_len // block_size), tokens)
+    return Need(
+        weights_bytes=weights_bytes,
+        peak_bytes=activation_bytes(config, tokens, sequences, item_bytes),
+        overhead_bytes=overhead,
+        block_bytes=kv_block_bytes(config, block_size, token_head_bytes),
+        block_size=block_size,
+        state_bytes=state_bytes,
+    )

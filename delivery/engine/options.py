@@ -1,0 +1,82 @@
+"""EngineOptions: what an engine may be told, and what holds where it is told nothing. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from delivery.errors import UsageError, did_you_mean
+
+KV_DTYPES = ("auto", "int8", "int4", "fp8")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Settings of an engine; None is decided by the device, the model or the engine directory.
+
+    max_model_len: input and output tokens of one request. dtype: of activations; auto is float32 on a
+    CPU and the checkpoint's own on a GPU. kv: storage of the KV cache. cache_max_entry_count: number of
+    KV blocks if ≥ 1, share of the free memory if < 1. graphs: replay recorded decode steps.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefill: bool = True
+    adaptive: bool = False
+    wait_time_ms: float = 5.0
+    ageing_s: float = 10.0
+    prefix_cache: bool = True
+    kv: str = "auto"
+    block_size: int = 64
+    cache_max_entry_count: float = 0.8
+    graphs: bool = True
+    seed: int = 0
+    tp: int = 1
+    streaming: str = "off"
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> EngineOptions:
+        """Raises UsageError `unknown-engine-option` with the nearest name, or `engine-option-invalid`."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UsageError(
+                    "unknown-engine-option",
+                    f"an engine has no option {name!r}",
+                    hint=did_you_mean(name, known),
+                )
+        made = cls(**options)
+        made._check_choice("kv", KV_DTYPES)
+        made._check_choice("dtype", DTYPES)
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            value = getattr(made, name)
+            if value is not None and value < 1:
+                raise _invalid(name, value, "at least 1")
+        if made.cache_max_entry_count <= 0:
+            raise _invalid("cache_max_entry_count", made.cache_max_entry_count, "over 0")
+        if made.tp != 1:
+            raise _invalid("tp", made.tp, "1: this engine runs on one device")
+        if made.streaming not in ("off", "auto"):
+            raise _invalid("streaming", made.streaming, "'off': weights stay on the device")
+        return made
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise _invalid(name, getattr(self, name), f"one of {', '.join(choices)}")
+
+    def sequences(self, device: str) -> int:
+        """Requests that run at once; a CPU gains nothing from hundreds."""
+        return self.max_num_seqs or (512 if device == "cuda" else 64)
+
+    def batched_tokens(self, device: str) -> int:
+        """Tokens of a step; a CPU's step of thousands would hold up running decodes for many seconds."""
+        return self.max_num_batched_tokens or (8192 if device == "cuda" else 512)
+
+
+def _invalid(name: str, value: object, expected: str) -> UsageError:
+    return UsageError("engine-option-invalid", f"{name} is {value!r}", why=f"expected {expected}")
