@@ -58,6 +58,18 @@ class UrlTarget:
         """
         return asyncio.run(self.run_async(load, progress))
 
+    def owner(self) -> str:
+        """What serves, as the server's list of models says (`owned_by`): vllm, sglang, lmdeploy, deliver …"""
+
+        async def ask() -> str:
+            client = self._client(base=self._base, headers=self._headers, timeout_s=self._timeout_s)
+            try:
+                return str((await self._first_listed(client)).get("owned_by") or "unknown").lower()
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
+
     async def run_async(
         self, load: LoadPlan, progress: Callable[[Progress], None] | None = None
     ) -> list[RequestRecord]:
@@ -71,6 +83,9 @@ class UrlTarget:
 
     async def first_model(self, client: Any) -> str:
         """The first name in `/v1/models`."""
+        return str((await self._first_listed(client))["id"])
+
+    async def _first_listed(self, client: Any) -> dict[str, Any]:
         try:
             status, pieces = await client.request("GET", "/v1/models")
             body = b"".join([data async for _, data in pieces])
@@ -82,7 +97,8 @@ class UrlTarget:
                 hint="start the server, or correct the URL",
             ) from error
         try:
-            return str(json.loads(body)["data"][0]["id"])
+            first: dict[str, Any] = json.loads(body)["data"][0]
+            first["id"] = str(first["id"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise DataError(
                 "server-refused",
@@ -90,6 +106,7 @@ class UrlTarget:
                 why=f"status {status}: {body[:200]!r}",
                 hint="is the URL that of an OpenAI-compatible server? does it ask for an API key?",
             ) from error
+        return first
 
     def body(self, request: PlannedRequest, model: str) -> bytes:
         """The JSON of one request: greedy, streaming, and exactly as many tokens as planned."""

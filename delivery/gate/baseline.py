@@ -37,7 +37,9 @@ class Snapshot:
     runs: Runs
     memory: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
-    """Other numbers by metric name: smoke timings, quality."""
+    """Other numbers by metric name: percentiles, quality."""
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Raw values that are not requests, by name: timings in ms."""
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     commit: str = ""
@@ -184,6 +186,7 @@ def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "settings": dict(snapshot.settings),
         "memory": dict(snapshot.memory),
         "values": dict(snapshot.values),
+        "samples": {name: list(values) for name, values in snapshot.samples.items()},
         "columns": list(_COLUMNS),
         "runs": [[_row(r) for r in run] for run in snapshot.runs],
     }
@@ -206,6 +209,7 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
         settings=data["settings"],
         memory=data["memory"],
         values=data["values"],
+        samples=data["samples"],
         runs=tuple(
             tuple(RequestRecord(**dict(zip(columns, row, strict=True))) for row in run)
             for run in data["runs"]

@@ -58,7 +58,7 @@ _DEFINITIONS = [
     MetricDef("kv_bytes", "bytes", "both", "KV cache"),
     MetricDef("kv_tokens", "tokens", "both", "KV cache, tokens"),
     MetricDef("process_bytes", "bytes", "both", "Process memory"),
-    MetricDef("memory_drift_ratio", "ratio", "both", "Memory drift under steady load"),
+    MetricDef("memory_drift_ratio", "ratio", "lower", "Memory drift under steady load"),
     MetricDef("bits_per_weight", "bits", "both", "Bits per quantised weight"),
     MetricDef("perplexity", "ppl", "lower", "Perplexity", per_corpus=True),
     MetricDef("source_perplexity", "ppl", "lower", "Perplexity of the source", per_corpus=True),
@@ -80,6 +80,8 @@ _DEFINITIONS = [
     MetricDef("smoke_perplexity", "ppl", "lower", "Perplexity of the suite's reference text"),
     MetricDef("smoke_p50_ms", "ms", "lower", "Ten smoke runs, P50"),
     MetricDef("smoke_p95_ms", "ms", "lower", "Ten smoke runs, P95"),
+    MetricDef("load_s", "s", "lower", "Seconds to load the engine"),
+    MetricDef("self_test_missed", "cases", "lower", "Planted regressions that the gate missed"),
     MetricDef("planned_bytes", "bytes", "both", "Memory that the engine planned"),
 ]
 METRICS = {d.name: d for d in _DEFINITIONS}

@@ -1,0 +1,118 @@
+"""Measured: the runs of one comparison, written beside a report and read back when it is judged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delivery.bench.disturbance import Disturbance
+from delivery.gate.baseline import Snapshot
+from delivery.gate.record import RequestRecord, read_records, write_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+Runs = tuple[tuple[RequestRecord, ...], ...]
+_FOLDER = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The runs of one engine or server, in order, with what disturbed each."""
+
+    runs: Runs
+    disturbances: tuple[Disturbance, ...]
+    memory: Mapping[str, float] | None
+    runtime: str
+    load_s: float | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": len(self.runs),
+            "disturbances": [asdict(d) for d in self.disturbances],
+            "memory": None if self.memory is None else dict(self.memory),
+            "runtime": self.runtime,
+            "load_s": self.load_s,
+            "settings": dict(self.settings),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`baseline` is None unless both sides ran interleaved."""
+
+    candidate: Side
+    baseline: Side | None = None
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        return {"candidate": self.candidate} | ({"baseline": self.baseline} if self.baseline else {})
+
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that `write` makes, relative to its folder."""
+        return tuple(
+            f"{_FOLDER}/{name}-{number}.jsonl"
+            for name, side in self.sides.items()
+            for number in range(len(side.runs))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sides": {name: side.to_json() for name, side in self.sides.items()}}
+
+    def write(self, folder: Path) -> None:
+        """One file of request records per run."""
+        (folder / _FOLDER).mkdir(exist_ok=True)
+        for name, side in self.sides.items():
+            for number, run in enumerate(side.runs):
+                write_records(folder / _FOLDER / f"{name}-{number}.jsonl", run)
+
+    @classmethod
+    def read(cls, folder: Path, data: Mapping[str, Any]) -> Measured:
+        """From the folder and the JSON that `to_json` gave. Raises DataError `records-damaged`."""
+        sides = {
+            name: Side(
+                runs=tuple(
+                    tuple(read_records(folder / _FOLDER / f"{name}-{number}.jsonl"))
+                    for number in range(side["runs"])
+                ),
+                disturbances=tuple(Disturbance(**d) for d in side["disturbances"]),
+                memory=side["memory"],
+                runtime=side["runtime"],
+                load_s=side["load_s"],
+                settings=side["settings"],
+            )
+            for name, side in data["sides"].items()
+        }
+        return cls(sides["candidate"], sides.get("baseline"))
+
+
+def snapshot(
+    data: Mapping[str, Any],
+    side: Side,
+    values: Mapping[str, float],
+    *,
+    reason: str,
+    commit: str,
+    recorded: str,
+    measurement: str,
+) -> Snapshot:
+    """What a baseline keeps of a measurement; `data` is the measurement's JSON."""
+    return Snapshot(
+        engine=data["engine"],
+        reason=reason,
+        runs=side.runs,
+        memory=side.memory or {},
+        values=values,
+        versions=data["versions"],
+        settings=side.settings,
+        commit=commit,
+        recorded=recorded,
+        measurement=measurement,
+    )
+
+
+def flat(runs: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
+    """All requests of all runs."""
+    return [record for run in runs for record in run]

@@ -1,0 +1,98 @@
+"""What compare and noise measure: an engine in a process of its own, or a server behind a URL."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from delivery.bench.disturbance import Disturbance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from delivery.bench.url_target import UrlTarget
+    from delivery.bench.worker import EngineWorker
+    from delivery.bench.workload import Workload
+    from delivery.gate.record import RequestRecord
+
+BUNDLED = "deliver"
+
+
+class Session(Protocol):
+    """One thing to measure. `runtime` names what serves; `load_s` is None where it was running already."""
+
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def load_s(self) -> float | None: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+        """One run and what disturbed it."""
+        ...
+
+    def memory(self) -> dict[str, float] | None:
+        """Bytes by part; None where they cannot be seen."""
+        ...
+
+
+@contextmanager
+def worker_session(path: Path, device: str, options: dict[str, Any]) -> Iterator[Session]:
+    """An engine loaded in a new process, ended with the block."""
+    from delivery.bench.worker import EngineWorker
+
+    with EngineWorker(path, device, **options) as worker:
+        yield _WorkerSession(worker)
+
+
+@contextmanager
+def server_session(url: str, runtime: str = "", api_key: str | None = None) -> Iterator[Session]:
+    """A running server. `runtime` overrides what its list of models says of it."""
+    from delivery.bench.url_target import UrlTarget
+
+    target = UrlTarget(url, api_key=api_key)
+    yield _ServerSession(target, runtime or target.owner(), url)
+
+
+@dataclass
+class _WorkerSession:
+    worker: EngineWorker
+    runtime: str = BUNDLED
+
+    @property
+    def load_s(self) -> float:
+        return self.worker.facts.load_s
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.worker.facts.settings
+
+    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+        return self.worker.run(workload, number, warm=warm)
+
+    def memory(self) -> dict[str, float]:
+        return self.worker.memory()
+
+
+@dataclass
+class _ServerSession:
+    target: UrlTarget
+    runtime: str
+    url: str
+    load_s: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"url": self.url}
+
+    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+        from delivery.bench.load import run_load
+
+        # The server may be on another machine: what this one does says nothing about it.
+        return run_load(self.target, workload, run=number, warm=warm), Disturbance()
+
+    def memory(self) -> None:
+        return None

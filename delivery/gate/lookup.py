@@ -1,0 +1,91 @@
+"""Finding the baseline of a measurement, and recording a first one where the pipeline allows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delivery.errors import BaselineError
+from delivery.gate import baseline as baselines
+from delivery.gate.baseline import Baseline, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which baseline: `model` on `device` (its slug and fingerprint) with a workload."""
+
+    model: str
+    device_slug: str
+    device: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    workload_digest: str
+
+    def path(self, root: Path) -> Path:
+        return baselines.location(root, self.model, self.device_slug, self.workload_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The baseline to judge by. `made_now` says that this measurement is its own baseline."""
+
+    baseline: Baseline
+    made_now: bool
+    note: str = ""
+
+
+def find(place: Place, committed: Path, local: Path) -> Baseline | None:
+    """The committed baseline, else the one recorded locally."""
+    for root in (committed, local):
+        path = place.path(root)
+        if path.is_file():
+            return baselines.read(path)
+    return None
+
+
+def find_or_record(place: Place, committed: Path, local: Path, snapshot: Snapshot, missing: str) -> Found:
+    """The baseline; when there is none, `missing` decides: "bootstrap" records `snapshot` under `local`.
+
+    A measurement that its baseline was bootstrapped from stays the baseline's own when it is judged again.
+    Raises BaselineError `baseline-missing`, or `baseline-other-device` when only other devices have one.
+    """
+    found = find(place, committed, local)
+    if found is not None:
+        own = found.bootstrapped and found.current.measurement == snapshot.measurement
+        return Found(found, made_now=own)
+    others = sorted(
+        {
+            device
+            for root in (committed, local)
+            for device in baselines.other_devices(root, place.model, place.workload_digest, place.device_slug)
+        }
+    )
+    if missing != "bootstrap":
+        raise _missing(place, others, committed)
+    made = baselines.new(
+        place.model, place.device, place.workload, place.workload_digest, snapshot, bootstrapped=True
+    )
+    baselines.write(place.path(local), made)
+    note = f"; there is one for {', '.join(others)}, which cannot be compared with" if others else ""
+    return Found(made, made_now=True, note=f"no baseline of {place.model} on {place.device_slug}{note}")
+
+
+def _missing(place: Place, others: list[str], committed: Path) -> BaselineError:
+    record = "deliver baseline update --reason TEXT, then commit the file"
+    if others:
+        return BaselineError(
+            "baseline-other-device",
+            f"the baseline of {place.model} was measured on another device",
+            why=f"expected {place.device_slug}, there is {', '.join(others)}",
+            hint=f"run on that device, or on this one: {record}",
+        )
+    return BaselineError(
+        "baseline-missing",
+        f"there is no baseline of {place.model} on {place.device_slug}",
+        why=f"workload {place.workload_digest[:12]}, looked in {committed}",
+        hint=record,
+    )

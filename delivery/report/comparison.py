@@ -1,0 +1,292 @@
+"""The verdict of compare: validity, latency, memory, targets, the last release, the self-test."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from delivery.bench.measured import Measured, Side, snapshot
+from delivery.gate import validity
+from delivery.gate.family import FamilyVerdict, compare_runs
+from delivery.gate.limits import judge as judge_limit
+from delivery.gate.looks import ONLY, Look, looks
+from delivery.gate.lookup import Found, Place, find, find_or_record
+from delivery.gate.memory import compare_memory
+from delivery.gate.metrics import DEFAULT_FAMILY
+from delivery.gate.report import Finding, Metric, Report, Verdict, worst
+from delivery.gate.selftest import self_test
+from delivery.report import compose, latencies
+from delivery.report.latencies import values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from delivery.artifact import Artifact
+    from delivery.gate.baseline import Snapshot
+    from delivery.gate.record import RequestRecord
+
+MEASUREMENT = "compare.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line or the pipeline says about judging; ratios and shares of 1."""
+
+    limit: float
+    memory_limit: float
+    memory_floor_bytes: int
+    foreign_limit: float
+    self_test: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the command that measures this again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the judgements that make up the whole."""
+
+    verdict: Verdict = Verdict.PASS
+    metrics: Sequence[Metric] = ()
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the candidate is held against; `paired` runs were interleaved with the candidate's."""
+
+    runs: Sequence[Sequence[RequestRecord]]
+    memory: Mapping[str, float]
+    paired: bool
+    origin: Mapping[str, str]
+    """Engine, commit, day and reason, for the headline."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges one measurement; pure but for a first baseline that it may record under `local`."""
+
+    model: str
+    measurement: Artifact
+    gate: Mapping[str, Any]
+    committed: Path
+    local: Path
+    inputs: Mapping[str, str]
+    settings: Settings
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.measurement.file(MEASUREMENT).read_text("utf-8"))
+        return found
+
+    @cached_property
+    def measured(self) -> Measured:
+        return Measured.read(self.measurement.path, self.data)
+
+    @property
+    def family(self) -> tuple[str, ...]:
+        return tuple(self.gate.get("metrics") or DEFAULT_FAMILY)
+
+    def report(self) -> Report:
+        """Raises BaselineError when a baseline is missing and may not be made."""
+        ours = self.measured.candidate
+        if reason := self._disturbed() or _invalid(ours):
+            return self._made([Part(Verdict.INVALID, findings=[Finding("error", reason)])])
+        found = self._baseline()
+        if found is not None and found.made_now:
+            return self._bootstrapped(found)
+        reference = self._reference(found)
+        latency = self._compare(reference)
+        told = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
+        parts = [
+            Part(latency.status, latencies.metrics(latency, self.settings.limit), [told]),
+            self._memory(reference.memory),
+            self._targets(),
+            self._anchor(found),
+            self._self_test(reference),
+        ]
+        return self._made(parts, reference, found)
+
+    def _bootstrapped(self, found: Found) -> Report:
+        note = found.note or "judged by the measurement that it is made of"
+        itself = Reference(
+            found.baseline.current.runs, found.baseline.current.memory, paired=False, origin={}
+        )
+        parts = [
+            Part(
+                Verdict.BOOTSTRAPPED, findings=[Finding("warning", f"{note}: this one became the baseline")]
+            ),
+            self._targets(),
+            self._self_test(itself),
+        ]
+        return self._made(parts, None, found)
+
+    # what the candidate is compared with
+
+    def _baseline(self) -> Found | None:
+        """The stored baseline; when both sides ran it is optional and gives the anchor alone."""
+        place = self._place()
+        if self.measured.baseline is not None:
+            stored = find(place, self.committed, self.local)
+            return None if stored is None else Found(stored, made_now=False)
+        missing = str(self.gate.get("missing_baseline", "fail"))
+        return find_or_record(place, self.committed, self.local, self.snapshot("first measurement"), missing)
+
+    def _place(self) -> Place:
+        return place_of(self.model, self.data)
+
+    def snapshot(self, reason: str) -> Snapshot:
+        """The candidate as a baseline keeps it."""
+        side = self.measured.candidate
+        return snapshot(
+            self.data,
+            side,
+            values_of(side.runs),
+            reason=reason,
+            commit=compose.current_commit(),
+            recorded=compose.today(),
+            measurement=self.measurement.digest,
+        )
+
+    def _reference(self, found: Found | None) -> Reference:
+        side = self.measured.baseline
+        if side is not None:
+            origin = {"engine": self.data["baseline_engine"]}
+            return Reference(side.runs, side.memory or {}, paired=True, origin=origin)
+        assert found is not None
+        current = found.baseline.current
+        return Reference(current.runs, current.memory, paired=False, origin=compose.baseline_details(current))
+
+    # the parts
+
+    def _compare(self, reference: Reference) -> FamilyVerdict:
+        ours = self.measured.candidate.runs
+        return compare_runs(
+            reference.runs,
+            ours,
+            metrics=self.family,
+            limit=self.settings.limit,
+            paired=reference.paired,
+            look=_look(len(ours)) if reference.paired else ONLY,
+        )
+
+    def _memory(self, baseline: Mapping[str, float]) -> Part:
+        ours = self.measured.candidate.memory
+        if ours is None:
+            return Part(findings=[Finding("info", "memory cannot be seen through a URL and was not judged")])
+        floor = self.settings.memory_floor_bytes if self.data["device"]["kind"] == "cpu" else 0
+        verdict = compare_memory(baseline, ours, self.settings.memory_limit, floor_bytes=floor)
+        told = [] if verdict.status is Verdict.PASS else [Finding("error", f"memory: {verdict.reason}")]
+        return Part(verdict.status, latencies.memory_metrics(verdict), told)
+
+    def _targets(self) -> Part:
+        """Absolute targets: the `slo` block, and limits of metrics that are measured here."""
+        targets = {**self.gate.get("limits", {}), **self.gate.get("slo", {})}
+        side = self.measured.candidate
+        values = values_of(side.runs) | {"memory_drift_ratio": (side.memory or {}).get("drift_ratio", 0.0)}
+        made = [judge_limit(name, values[name], targets) for name in targets if name in values]
+        return Part(worst([Verdict(m.status) for m in made]), made, latencies.over_limit(made))
+
+    def _anchor(self, found: Found | None) -> Part:
+        """The last release, so that small losses do not add up."""
+        anchor = found.baseline.anchor if found is not None else None
+        if anchor is None:
+            return Part()
+        verdict = compare_runs(
+            anchor.runs,
+            self.measured.candidate.runs,
+            metrics=self.family,
+            limit=self.settings.limit,
+            paired=False,
+        )
+        since = f"against the last release ({anchor.commit[:12] or anchor.engine[:12]}): "
+        if verdict.status is not Verdict.FAIL:
+            return Part(findings=[Finding("info", f"{since}{verdict.status.value}")])
+        failed = [m for m in latencies.metrics(verdict, self.settings.limit) if m.status == Verdict.FAIL]
+        return Part(verdict.status, failed, [Finding("error", f"{since}{verdict.reason}")])
+
+    def _self_test(self, reference: Reference) -> Part:
+        if not self.settings.self_test:
+            return Part()
+        cases = self_test(
+            reference.runs,
+            reference.memory,
+            metrics=self.family,
+            limit=self.settings.limit,
+            memory_limit=self.settings.memory_limit,
+        )
+        missed = [c for c in cases if not c.passed]
+        told = [
+            Finding("error", f"self-test: {c.name}: expected {c.expected.value}, got {c.got.value}")
+            for c in missed
+        ]
+        told = told or [Finding("info", f"self-test: all {len(cases)} planted changes were judged rightly")]
+        metric = judge_limit("self_test_missed", float(len(missed)), {"self_test_missed": 0})
+        return Part(Verdict(metric.status), [metric], told)
+
+    def _disturbed(self) -> str:
+        for name, side in self.measured.sides.items():
+            for number, disturbance in enumerate(side.disturbances, 1):
+                if reason := disturbance.why_invalid(self.settings.foreign_limit):
+                    return f"{name} run {number}: {reason}"
+        return ""
+
+    def _made(
+        self, parts: Sequence[Part], reference: Reference | None = None, found: Found | None = None
+    ) -> Report:
+        side = self.measured.candidate
+        judged = [metric for part in parts for metric in part.metrics]
+        noise = latencies.noise_findings(side.runs, self.family) if len(side.runs) > 1 else []
+        kind = "pairs" if self.measured.baseline else "runs"
+        return Report(
+            check="compare",
+            subject=self.inputs["engine"],
+            verdict=worst([part.verdict for part in parts]),
+            metrics=tuple(latencies.merged(judged, latencies.shown(side))),
+            findings=(*(f for part in parts for f in part.findings), *noise),
+            evidence=(MEASUREMENT, *self.measured.files()),
+            details={
+                "runtime": side.runtime,
+                "commit": compose.current_commit(),
+                "baseline": dict(reference.origin) if reference else None,
+                "runs": f"{len(side.runs)} {kind} of {self.data['workload']['requests']} requests",
+                "reproduce": compose.command("compare", self.inputs, **self.settings.options),
+                "facts": compose.fact_rows(
+                    self.data,
+                    workload=self.data["workload"]["name"],
+                    runtime=side.runtime,
+                    reserved_kv_tokens=self.data["kv_tokens"],
+                    **{k: v for k, v in side.settings.items() if v not in (None, "", "auto")},
+                ),
+                "charts": [
+                    *latencies.charts_of(
+                        side,
+                        reference.runs if reference else None,
+                        reference.memory if reference else None,
+                        self.family,
+                    ),
+                    *latencies.trend(found.baseline if found else None, self.family),
+                ],
+            },
+        )
+
+
+def place_of(model: str, data: Mapping[str, Any]) -> Place:
+    """Where the baseline of a compare measurement is filed; `data` is the measurement's JSON."""
+    workload = {k: v for k, v in data["workload"].items() if k != "name"}
+    return compose.place(model, data, {**workload, "runtime": data["sides"]["candidate"]["runtime"]})
+
+
+def _invalid(side: Side) -> str:
+    limits = validity.ValidityLimits()
+    for number, run in enumerate(side.runs, 1):
+        if reason := validity.why_invalid_run(run, limits):
+            return f"candidate run {number}: {reason}"
+    return ""
+
+
+def _look(pairs: int) -> Look:
+    """The look of the plan that sees so many pairs; any other number is judged as the last."""
+    return next((look for look in looks() if look.pairs == pairs), ONLY)

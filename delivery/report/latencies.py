@@ -1,0 +1,165 @@
+"""Latency and memory in a report: metrics, findings and charts of a comparison."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delivery.bench.measured import flat
+from delivery.gate import noise
+from delivery.gate.memory import MemoryVerdict
+from delivery.gate.metrics import definition, latency_kind, sample
+from delivery.gate.report import WORST_LAST, Finding, Metric, Verdict
+from delivery.gate.summary import summarize
+from delivery.report import charts, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from delivery.bench.measured import Side
+    from delivery.gate.baseline import Baseline
+    from delivery.gate.family import FamilyVerdict
+    from delivery.gate.record import RequestRecord
+
+    Runs = Sequence[Sequence[RequestRecord]]
+
+_KINDS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
+_PARTS = ("weights_bytes", "peak_bytes", "overhead_bytes", "kv_bytes")
+
+
+def metrics(verdict: FamilyVerdict, limit: float) -> list[Metric]:
+    """The judged family: values in ms, limits and intervals in ms too."""
+    return [
+        Metric(
+            name=name,
+            value=v.candidate_ms,
+            unit="ms",
+            direction="lower",
+            limit=v.baseline_ms * limit,
+            status=v.status.value,
+            baseline=v.baseline_ms,
+            interval=(v.baseline_ms * v.interval[0], v.baseline_ms * v.interval[1]),
+        )
+        for name, v in verdict.metrics.items()
+    ]
+
+
+def values_of(runs: Runs) -> dict[str, float]:
+    """Metric name → value over all requests; throughputs are the mean over runs."""
+    whole = summarize(flat(runs))
+    out = {f"{name}_p{p}_ms": whole[f"p{p}_{key}_ms"] for name, key in _KINDS.items() for p in (50, 95, 99)}
+    out["schedule_delay_p50_ms"] = whole["p50_schedule_delay_ms"]
+    each = [summarize(run) for run in runs]
+    for name in ("request_throughput", "output_throughput"):
+        out[name] = float(np.mean([one[name] for one in each]))
+    out["failed_requests_ratio"] = whole["failed"] / max(len(whole["errors"]), 1)
+    return out
+
+
+def shown(side: Side) -> list[Metric]:
+    """Everything that was measured, unjudged."""
+    values = values_of(side.runs)
+    values |= {k: v for k, v in (side.memory or {}).items() if k in (*_PARTS, "kv_tokens", "process_bytes")}
+    if side.load_s is not None:
+        values["load_s"] = side.load_s
+    return [_shown(name, value) for name, value in values.items()]
+
+
+def merged(metrics: Sequence[Metric], more: Sequence[Metric]) -> list[Metric]:
+    """One metric per name: of two, the one with the worse status; a judged one before a shown one."""
+    out = {m.name: m for m in metrics}
+    for metric in more:
+        if metric.name not in out or _rank(metric) > _rank(out[metric.name]):
+            out[metric.name] = metric
+    return list(out.values())
+
+
+def memory_metrics(verdict: MemoryVerdict) -> list[Metric]:
+    """Weights and activation peak with their baseline."""
+    return [
+        Metric(name, part.candidate, "bytes", "both", status=part.status.value, baseline=part.baseline)
+        for name, part in verdict.components.items()
+        if part.candidate == part.candidate  # not NaN
+    ]
+
+
+def over_limit(judged: Sequence[Metric]) -> list[Finding]:
+    """A sentence per metric over its absolute target."""
+    return [
+        Finding(
+            "error",
+            f"{words.title(m.name)} is {words.amount(m.value, m.unit)}, target {words.limit(m)}",
+        )
+        for m in judged
+        if m.status == Verdict.FAIL
+    ]
+
+
+def noise_findings(runs: Runs, family: Sequence[str]) -> list[Finding]:
+    """A warning where runs of one engine differ by more than 5 %."""
+    out = []
+    for name in family:
+        kind, percentile = latency_kind(name)
+        found = noise.measure([_samples(run, kind) for run in runs], percentile)
+        if found.noisy:
+            out.append(
+                Finding(
+                    "warning",
+                    f"{name} differs by {found.spread:.1%} between runs of the same engine; the smallest "
+                    f"slow-down that {found.runs} runs show reliably is {found.minimum_effect:.0%}",
+                )
+            )
+    return out
+
+
+def charts_of(
+    side: Side,
+    baseline: Runs | None,
+    baseline_memory: Mapping[str, float] | None,
+    family: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Distributions, every run's percentile, and the memory's parts."""
+    out = []
+    for name in family:
+        kind, percentile = latency_kind(name)
+        sides = ({"baseline": baseline} if baseline else {}) | {"candidate": side.runs}
+        samples = {label: _samples(flat(runs), kind) for label, runs in sides.items()}
+        out.append(charts.distribution(words.title(name).partition(",")[0], "ms", samples, percentile))
+    first, percentile = latency_kind(family[0])
+    title = f"{words.title(family[0])} of every run"
+    ours = [float(np.percentile(_samples(run, first), percentile)) for run in side.runs]
+    if baseline and len(baseline) == len(ours):
+        theirs = [float(np.percentile(_samples(run, first), percentile)) for run in baseline]
+        out.append(charts.pairs(title, "ms", theirs, ours))
+    else:
+        out.append(charts.bars(title, "ms", [str(i + 1) for i in range(len(ours))], {"candidate": ours}))
+    rows = {"baseline": baseline_memory, "candidate": side.memory}
+    parts = {label: _parts(memory) for label, memory in rows.items() if memory}
+    return [*out, charts.stack("Memory", "bytes", parts)] if parts else out
+
+
+def trend(baseline: Baseline | None, family: Sequence[str]) -> list[dict[str, Any]]:
+    """The family over the baseline's history, where there is one."""
+    if baseline is None or len(baseline.history) < 2:
+        return []
+    labels = [str(row.get("recorded") or row["engine"][:6]) for row in baseline.history]
+    series = {name: [row["values"].get(name) for row in baseline.history] for name in family}
+    return [charts.line("Over the baseline's history", "ms", labels, series)]
+
+
+def _samples(run: Sequence[RequestRecord], kind: str) -> list[float]:
+    return [v for r in run if r.error is None and (v := sample(r, kind)) is not None]
+
+
+def _parts(memory: Mapping[str, float]) -> dict[str, float]:
+    return {name.removesuffix("_bytes"): memory[name] for name in _PARTS if name in memory}
+
+
+def _shown(name: str, value: float) -> Metric:
+    about = definition(name)
+    return Metric(name, value, about.unit, about.direction)
+
+
+def _rank(metric: Metric) -> int:
+    return -1 if metric.status == "shown" else WORST_LAST.index(Verdict(metric.status))

@@ -1,0 +1,162 @@
+"""Quality in a report: metrics per corpus, charts, and the comparison with the last release."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from delivery.gate.bleu import bleu4
+from delivery.gate.limits import bound_for, judge
+from delivery.gate.metrics import corpus_metric
+from delivery.gate.report import Finding, Metric, Verdict
+from delivery.report import charts, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_LARGEST_LOG = 700.0
+_SUMMED = ("tokens", "nll", "source_nll", "kl", "same_top1")
+
+
+def numbers(corpus: Mapping[str, Any]) -> dict[str, float]:
+    """Metric name without its corpus → value, from the sums of one corpus."""
+    early, late = corpus["early"], corpus["late"]
+    both = {key: early[key] + late[key] for key in _SUMMED}
+    out = {
+        "perplexity": _perplexity(both["nll"], both["tokens"]),
+        "source_perplexity": _perplexity(both["source_nll"], both["tokens"]),
+        "perplexity_ratio": math.exp(
+            min((both["nll"] - both["source_nll"]) / max(both["tokens"], 1), _LARGEST_LOG)
+        ),
+    }
+    for name, part in (("", both), ("early_", early), ("late_", late)):
+        if part["tokens"]:
+            out[f"kl_{name}nats"] = part["kl"] / part["tokens"]
+            share = part["same_top1"] / part["tokens"]
+            out[f"top1_{name}ratio" if name else "top1_agreement_ratio"] = share
+    return out
+
+
+def metrics(measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Metric]:
+    """Every number of every corpus, judged by its limit; the source's perplexity beside the engine's."""
+    out = []
+    for corpus, sums in measured["corpora"].items():
+        values = numbers(sums)
+        for name, value in values.items():
+            made = judge(corpus_metric(corpus, name), value, limits)
+            if name == "perplexity":
+                made = replace(made, baseline=values["source_perplexity"])
+            out.append(made)
+    outputs = measured["continuations"]
+    if outputs["engine"]:
+        out.append(judge("bleu4_ratio", bleu4(outputs["engine"], outputs["source"]), limits))
+    return out
+
+
+def findings(measured: Mapping[str, Any], judged: Sequence[Metric]) -> list[Finding]:
+    """A sentence for every metric over its limit."""
+    out = []
+    for metric in judged:
+        if metric.status == Verdict.FAIL:
+            limit = f", limit {words.limit(metric)}" if metric.limit is not None else ""
+            out.append(
+                Finding(
+                    "error",
+                    f"{words.title(metric.name)} is {words.amount(metric.value, metric.unit)}{limit}",
+                )
+            )
+    for corpus, sums in measured["corpora"].items():
+        tokens = sums["early"]["tokens"] + sums["late"]["tokens"]
+        out.append(Finding("info", f"{corpus}: {tokens:,} positions in {sums['windows']} windows"))
+    return out
+
+
+def against(
+    judged: Sequence[Metric], before: Mapping[str, float], drift: float
+) -> tuple[list[Metric], list[Finding]]:
+    """Hold each perplexity against the last release's as well: more than `drift` times it fails."""
+    out, told = [], []
+    for metric in judged:
+        past = before.get(metric.name)
+        if past and metric.name.endswith("perplexity") and metric.value > past * drift:
+            metric = replace(metric, status=Verdict.FAIL.value, limit=metric.limit or past * drift)
+            told.append(
+                Finding(
+                    "error",
+                    f"{words.title(metric.name)} is {words.amount(metric.value, metric.unit)}, "
+                    f"{metric.value / past - 1:+.0%} against the last release's {words.number(past)} "
+                    f"(limit {drift - 1:+.0%})",
+                )
+            )
+        out.append(metric)
+    return out, told
+
+
+def sureness(measured: Mapping[str, Any]) -> str:
+    """How much text the numbers rest on."""
+    tokens = sum(part["early"]["tokens"] + part["late"]["tokens"] for part in measured["corpora"].values())
+    return f"deterministic: {tokens:,} positions of held-out text, the same for both models"
+
+
+def charts_of(measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Perplexity, KL by position, agreement by position, and layer errors where they are known."""
+    corpora = list(measured["corpora"])
+    values = [numbers(measured["corpora"][c]) for c in corpora]
+
+    def series(*names: str) -> list[list[float]]:
+        return [[v.get(name, 0.0) for v in values] for name in names]
+
+    source, engine = series("source_perplexity", "perplexity")
+    early_kl, late_kl = series("kl_early_nats", "kl_late_nats")
+    early_top1, late_top1 = series("top1_early_ratio", "top1_late_ratio")
+    bound = bound_for(limits, "perplexity")
+    out = [
+        charts.bars(
+            "Perplexity per corpus",
+            "ppl",
+            corpora,
+            {"source": source, "engine": engine},
+            limit=bound.high if bound else None,
+        ),
+        charts.bars(
+            "KL divergence from the source",
+            "nats",
+            corpora,
+            {"before token 128": early_kl, "from token 128 on": late_kl},
+        ),
+        charts.bars(
+            "Top-1 agreement with the source",
+            "share",
+            corpora,
+            {"before token 128": early_top1, "from token 128 on": late_top1},
+        ),
+    ]
+    layers = measured["layers"]
+    if layers and all("sqnr_db" in row for row in layers):
+        names = [str(row.get("name", i)) for i, row in enumerate(layers)]
+        out.append(charts.bars("Layer errors (SQNR)", "dB", names, {"SQNR": [r["sqnr_db"] for r in layers]}))
+    return out
+
+
+def table(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers per corpus, the engine beside the source."""
+    rows = []
+    for corpus, sums in measured["corpora"].items():
+        v = numbers(sums)
+        rows.append(
+            [
+                corpus,
+                words.number(v["source_perplexity"]),
+                words.number(v["perplexity"]),
+                words.number(v["perplexity_ratio"]),
+                words.number(v.get("kl_nats", 0.0)),
+                words.amount(v.get("top1_agreement_ratio", 0.0), "ratio"),
+            ]
+        )
+    heads = ["corpus", "source perplexity", "engine perplexity", "ratio", "KL, nats", "top-1 agreement"]
+    return charts.table("Quality per corpus", heads, rows)
+
+
+def _perplexity(nll: float, tokens: int) -> float:
+    return math.exp(min(nll / max(tokens, 1), _LARGEST_LOG))

@@ -1,0 +1,146 @@
+"""The compare check: latency and memory of the engine against a baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from delivery.artifact import Kind, hash_file
+from delivery.errors import UsageError
+from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from delivery.bench.session import Session
+    from delivery.bench.workload import Workload
+    from delivery.gate.report import Report
+
+MEASUREMENT = "compare.json"
+_BLOCK = 64
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare latency and memory with a baseline, with statistics that noise does not fool.
+
+    With --baseline-engine both engines run side by side, interleaved A B B A, in 5, 8 or 12 pairs until
+    the matter is clear. Without it the runs are compared with the stored baseline of this model, device
+    and workload; `missing_baseline` in the pipeline's gate says what happens when there is none.
+    """
+
+    name: ClassVar[str] = "compare"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.REPORT
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "triton")
+    device_matters: ClassVar[bool] = True
+
+    engine: Input = takes(Kind.ENGINE, "The engine to judge.")
+    baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
+    workload: str = param("demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE")
+    runs: int = param(5, "Runs against a stored baseline; at least 5.")
+    kv_tokens: int = param(0, "KV tokens that both sides reserve; 0: twice what the workload can hold.")
+    runtime: str = param(
+        "", "Measure this OpenAI-compatible server instead of the bundled engine.", metavar="URL"
+    )
+    runtime_name: str = param("", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.")
+    limit: float = param(1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True)
+    memory_limit: float = param(0.10, "Largest departure of memory from the baseline's.", judges=True)
+    memory_floor_bytes: int = param(
+        16 << 20, "On a CPU, a difference in memory too small to be told from noise.", judges=True
+    )
+    foreign_limit: float = param(0.5, "Share of the device that others may use meanwhile.", judges=True)
+    self_test: bool = param(
+        False, "Plant known regressions in a copy of the baseline; each must be caught.", judges=True
+    )
+
+    def external(self) -> Mapping[str, str]:
+        workload = self._workload()
+        found = {"workload": workload.digest}
+        if workload.trace_sha256:
+            found["trace"] = workload.trace_sha256
+        path = Path(self.workload)
+        return found | ({path.name: hash_file(path).sha256} if path.is_file() else {})
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.bench.facts import facts
+        from delivery.bench.paired import measure_alone, measure_pairs
+        from delivery.bench.session import server_session, worker_session
+
+        workload = self._workload()
+        kv_tokens = self.kv_tokens or kv_tokens_for(workload)
+        options = {"cache_max_entry_count": -(-kv_tokens // _BLOCK), "block_size": _BLOCK, "seed": ctx.seed}
+
+        def engine(role: str) -> AbstractContextManager[Session]:
+            return worker_session(ctx.input(role).path, ctx.device, options)
+
+        total = self.runs * workload.requests
+        with ctx.progress(f"{workload.requests} requests, runs", total, "request") as task:
+            if self.runtime:
+                with server_session(self.runtime, self.runtime_name) as candidate:
+                    made = measure_alone(candidate, workload, self.runs, task)
+            elif ctx.has("baseline_engine"):
+                with engine("baseline_engine") as baseline, engine("engine") as candidate:
+                    made = measure_pairs(baseline, candidate, workload, self.limit, task)
+            else:
+                with engine("engine") as candidate:
+                    made = measure_alone(candidate, workload, self.runs, task)
+        made.write(ctx.out)
+        measured = {
+            **facts(ctx.device),
+            "engine": ctx.input("engine").digest,
+            "baseline_engine": ctx.input("baseline_engine").digest if made.baseline else None,
+            "workload": {"name": workload.name, **workload.to_json()},
+            "kv_tokens": kv_tokens,
+            **made.to_json(),
+        }
+        (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    def judge(self, ctx: JudgeContext) -> Report:
+        from delivery.report.comparison import Judge, Settings
+
+        settings = Settings(
+            limit=self.limit,
+            memory_limit=self.memory_limit,
+            memory_floor_bytes=self.memory_floor_bytes,
+            foreign_limit=self.foreign_limit,
+            self_test=self.self_test,
+            options={"workload": self.workload, "runtime": self.runtime},
+        )
+        inputs = {r: ctx.input(r).digest for r in ("engine", "baseline_engine") if ctx.has(r)}
+        return Judge(
+            model=ctx.model,
+            measurement=ctx.measurement,
+            gate=ctx.gate,
+            committed=ctx.baselines,
+            local=ctx.local_baselines,
+            inputs=inputs,
+            settings=settings,
+        ).report()
+
+    def _workload(self) -> Workload:
+        from delivery.bench import load_workload
+
+        if self.runs < 5:
+            raise UsageError(
+                "too-few-runs",
+                f"--runs is {self.runs}",
+                why="a comparison needs at least 5 runs on each side",
+                hint="--runs 5",
+            )
+        return load_workload(self.workload)
+
+
+def kv_tokens_for(workload: Workload) -> int:
+    """Twice the tokens that can be in flight at once, in whole blocks: the same on both sides."""
+    from delivery.bench.plan import plan
+
+    load = plan(workload)
+    longest = max(r.prompt_tokens + r.output_tokens for r in load.requests)
+    at_once = load.concurrency or min(64, len(load.requests))
+    blocks = -(-longest // _BLOCK) * at_once * 2
+    return blocks * _BLOCK

@@ -1,0 +1,198 @@
+"""The evaluate check: quality of the engine against its source, on text that calibration never saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from delivery.artifact import Kind
+from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+
+if TYPE_CHECKING:
+    from delivery.gate.report import Finding, Metric, Report
+
+_MEASUREMENT = "evaluate.json"
+_BLOCK = 64
+# What holds unless the pipeline's `gate: limits:` says otherwise.
+_LIMITS: Mapping[str, Any] = {
+    "perplexity_ratio": 1.15,
+    "kl_nats": 0.35,
+    "top1_agreement_ratio": 0.75,
+}
+_DRIFT = 1.08
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Compare the engine with the unquantised source on held-out text of each corpus.
+
+    Perplexity, KL divergence and top-1 agreement, also before and after token 128, where quantisation
+    errors begin to add up; optionally BLEU-4 of long greedy outputs. A source that is itself broken
+    agrees with its engine: absolute limits and the last release's perplexity catch that.
+    """
+
+    name: ClassVar[str] = "evaluate"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.REPORT
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "tokenizers")
+
+    engine: Input = takes(Kind.ENGINE, "The engine to judge.")
+    source: Input = takes(Kind.CHECKPOINT, "The unquantised checkpoint.")
+    checkpoint: Input = takes(
+        Kind.CHECKPOINT, "The quantised checkpoint; its layer errors are shown.", optional=True
+    )
+    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER,...", metavar="SPEC")
+    windows: int = param(6, "Windows of held-out text per corpus.")
+    window_tokens: int = param(256, "Tokens per window.")
+    bleu_prompts: int = param(0, "Windows that are also continued greedily by both models; 0 for none.")
+    bleu_tokens: int = param(128, "Tokens of such a continuation.")
+    drift: float = param(_DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True)
+
+    def external(self) -> Mapping[str, str]:
+        from delivery.corpus import digest
+
+        return digest(self.corpus)
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.bench.facts import facts
+        from delivery.bench.quality import compare_quality, continuations
+        from delivery.engine import LLM
+
+        options: dict[str, Any] = {
+            "device": ctx.device,
+            "seed": ctx.seed,
+            "cache_max_entry_count": -(-(self.window_tokens + self.bleu_tokens) // _BLOCK) * 9,
+            "block_size": _BLOCK,
+            "max_num_batched_tokens": 512,
+        }
+        corpora: dict[str, Any] = {}
+        with (
+            LLM(ctx.input("engine").path, **options) as engine,
+            LLM(ctx.input("source").path, **options) as source,
+        ):
+            windows = dict(self._windows(engine.core.tokenizer, ctx.seed))
+            total = sum(len(ids) for each in windows.values() for ids in each)
+            with ctx.progress("score both models", total, "token") as task:
+                for name, each in windows.items():
+                    found = compare_quality(engine, source, each, task.advance)
+                    corpora[name] = {"early": asdict(found.early), "late": asdict(found.late)}
+                    corpora[name]["windows"] = found.windows
+            first = [ids for each in windows.values() for ids in each][: self.bleu_prompts]
+            outputs = continuations(engine, source, first, self.window_tokens // 2, self.bleu_tokens)
+        measured = {
+            **facts(ctx.device),
+            "engine": ctx.input("engine").digest,
+            "corpora": corpora,
+            "corpus_digests": dict(self.external()),
+            "continuations": outputs,
+            "layers": _layer_errors(ctx),
+        }
+        text = json.dumps(measured, indent=1, ensure_ascii=False)
+        (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
+
+    def judge(self, ctx: JudgeContext) -> Report:
+        from delivery.gate.report import Report, Verdict, worst
+        from delivery.report import compose, quality
+
+        measured = json.loads(ctx.measurement.file(_MEASUREMENT).read_text("utf-8"))
+        limits = {**_LIMITS, **ctx.gate.get("limits", {})}
+        metrics = quality.metrics(measured, limits)
+        findings = quality.findings(measured, metrics)
+        metrics, drifted, baseline = self._against_release(ctx, measured, metrics)
+        findings += drifted
+        inputs = {role: ctx.input(role).digest for role in ("engine", "source")}
+        return Report(
+            check=self.name,
+            subject=ctx.input("engine").digest,
+            verdict=worst([Verdict(m.status) for m in metrics if m.status != "shown"]),
+            metrics=tuple(metrics),
+            findings=tuple(findings),
+            evidence=(_MEASUREMENT,),
+            details={
+                "commit": compose.current_commit(),
+                "baseline": baseline,
+                "sureness": quality.sureness(measured),
+                "reproduce": compose.command(
+                    self.name,
+                    inputs,
+                    corpus=self.corpus,
+                    windows=self.windows,
+                    window_tokens=self.window_tokens,
+                ),
+                "facts": compose.fact_rows(measured, corpora=self.corpus),
+                "charts": quality.charts_of(measured, limits),
+                "tables": [quality.table(measured)],
+            },
+        )
+
+    def _against_release(
+        self, ctx: JudgeContext, measured: Mapping[str, Any], metrics: list[Metric]
+    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
+        """Perplexities against the last release's, where one is recorded, on whatever device."""
+        from delivery.gate.baseline import Snapshot
+        from delivery.report import compose, quality
+
+        workload = {
+            "check": self.name,
+            "corpora": measured["corpus_digests"],
+            "windows": self.windows,
+            "window_tokens": self.window_tokens,
+        }
+        snapshot = Snapshot(
+            engine=measured["engine"],
+            reason="first measurement here",
+            runs=(),
+            values={m.name: m.value for m in metrics},
+            versions=measured["versions"],
+            commit=compose.current_commit(),
+            recorded=compose.today(),
+            measurement=ctx.measurement.digest,
+        )
+        place = compose.place(ctx.model, {**measured, "device_slug": "any", "device": {}}, workload)
+        recording = ctx.gate.get("missing_baseline") == "bootstrap"
+        found = compose.optional_baseline(
+            place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
+        )
+        if found is None or found.made_now:
+            return metrics, [], None
+        before = found.baseline.anchor or found.baseline.current
+        judged, findings = quality.against(metrics, before.values, self.drift)
+        return judged, findings, compose.baseline_details(before)
+
+    def _windows(self, tokenizer: Any, seed: int) -> Iterator[tuple[str, list[list[int]]]]:
+        """Corpus name → windows of token ids; documents stand one after the other."""
+        from delivery.corpus import parse
+        from delivery.corpus.mix import documents
+        from delivery.errors import DataError
+
+        for source in parse(self.corpus):
+            ids: list[int] = []
+            for document in documents(source, "heldout", seed):
+                if document.messages:
+                    ids += tokenizer.encode_chat(document.messages)
+                else:
+                    ids += tokenizer.encode(document.text)
+                if len(ids) >= self.windows * self.window_tokens:
+                    break
+            size = self.window_tokens
+            made = [ids[i : i + size] for i in range(0, len(ids), size)][: self.windows]
+            made = [w for w in made if len(w) >= 2]
+            if not made:
+                raise DataError(
+                    "heldout-empty",
+                    f"corpus {source.label} has no held-out text",
+                    why="a tenth of its documents is held out, and none of them has two tokens",
+                    hint="give a larger corpus",
+                )
+            yield source.label, made
+
+
+def _layer_errors(ctx: StepContext) -> list[dict[str, Any]]:
+    """Errors per layer as quantize wrote them beside the weights."""
+    if not ctx.has("checkpoint"):
+        return []
+    path = ctx.input("checkpoint").file("layers.json")
+    return list(json.loads(path.read_text("utf-8"))["layers"]) if path.is_file() else []

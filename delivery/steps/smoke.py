@@ -1,0 +1,263 @@
+"""The smoke check: real conversations with the engine, judged by what came back."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from delivery.artifact import Kind, hash_file
+from delivery.errors import UsageError, did_you_mean
+from delivery.resources import resource
+from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+
+if TYPE_CHECKING:
+    from delivery.gate.outputs.suite import Suite
+    from delivery.gate.report import Finding, Metric, Report
+
+_MEASUREMENT = "smoke.json"
+_KV_BLOCKS = 128
+# What holds unless the pipeline's `gate: limits:` says otherwise.
+_LIMITS: Mapping[str, Any] = {
+    "smoke_failed_prompts": 0,
+    "smoke_garbled_outputs": 0,
+    "smoke_looping_outputs": 0,
+    "smoke_unstopped_outputs": 0,
+    "smoke_leaked_markers": 0,
+    "smoke_greedy_agreement_ratio": 0.7,
+}
+
+
+def _shipped() -> dict[str, Path]:
+    """Shipped suites by name."""
+    return {path.stem: path for path in sorted(resource("smoke").glob("*.yaml"))}
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Smoke:
+    """Talk to the engine and judge the answers: sense, language, endings, loops, speed.
+
+    Suites are data (smoke/*.yaml): single turns, conversations, summaries of long text. Answers must not
+    be garbled, must not repeat themselves, must end, and must hold what the suite expects. Ten timed runs
+    give a coarse alarm against the baseline; the perplexity of the suite's reference text has an absolute
+    limit, because a fault in the source itself shows in no comparison with it.
+    """
+
+    name: ClassVar[str] = "smoke"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.REPORT
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "tokenizers")
+    device_matters: ClassVar[bool] = True
+
+    engine: Input = takes(Kind.ENGINE, "The engine to talk to.")
+    source: Input = takes(
+        Kind.CHECKPOINT,
+        "The unquantised checkpoint; without it greedy tokens are not compared.",
+        optional=True,
+    )
+    suites: tuple[str, ...] = param(("english",), "Suites by name, or paths of suite files.")
+    runs: int = param(10, "Timed runs.")
+    limit: float = param(1.15, "Largest ratio of P50 and P95 to the baseline's.", judges=True)
+    memory_limit: float = param(
+        0.10, "Largest departure of a GPU's process memory from the plan.", judges=True
+    )
+
+    def external(self) -> Mapping[str, str]:
+        return {path.name: hash_file(path).sha256 for path in self._paths()}
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.bench.facts import facts
+        from delivery.engine import LLM
+
+        suites = self._read()
+        measured: dict[str, Any] = {
+            **facts(ctx.device),
+            "engine": ctx.input("engine").digest,
+            "suites": [asdict(suite) for suite in suites],
+        }
+        options: dict[str, Any] = {
+            "device": ctx.device,
+            "cache_max_entry_count": _KV_BLOCKS,
+            "seed": ctx.seed,
+        }
+        started = time.perf_counter()
+        with LLM(ctx.input("engine").path, **options) as llm:
+            measured["load_s"] = time.perf_counter() - started
+            answers = self._talk(ctx, llm, suites, measured)
+        measured["agreement"] = None
+        if ctx.has("source"):
+            from delivery.bench.ask import greedy_agreement
+
+            with (
+                LLM(ctx.input("source").path, **options) as llm,
+                ctx.progress("greedy tokens of the source", len(answers), "answer") as task,
+            ):
+                measured["agreement"] = greedy_agreement(llm, answers, task.advance)
+        text = json.dumps(measured, indent=1, ensure_ascii=False)
+        (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
+
+    def _talk(self, ctx: StepContext, llm: Any, suites: list[Suite], measured: dict[str, Any]) -> list[Any]:
+        """Everything that the engine is asked; fills `measured` and returns the answers."""
+        from delivery.bench.ask import ask, time_runs
+        from delivery.bench.memory import MemoryWatch
+        from delivery.bench.quality import perplexity_nll
+
+        watch = MemoryWatch(llm.core.device)
+        prompts = [(suite, prompt) for suite in suites for prompt in suite.prompts]
+        with ctx.progress("prompts", len(prompts), "prompt") as task:
+            answers = ask(llm, [p.messages for _, p in prompts], [p.max_tokens for _, p in prompts])
+            task.advance(len(prompts))
+        texts = [text for suite in suites for text in suite.reference]
+        with ctx.progress("reference text", len(texts), "text") as task:
+            nll, tokens = perplexity_nll(llm, texts, task.advance)
+        timed = next(
+            answer
+            for answer, (suite, prompt) in zip(answers, prompts, strict=True)
+            if suite is suites[0] and prompt.id == suite.timing_prompt
+        )
+        with ctx.progress("timed runs", self.runs, "run") as task:
+            measured["timings_ms"] = time_runs(
+                llm, timed.prompt_ids, suites[0].timing_tokens, self.runs, task.advance
+            )
+        measured |= {
+            "special_tokens": list(llm.core.tokenizer.special_tokens),
+            "answers": [
+                {"suite": suite.name, "prompt": prompt.id, **asdict(answer)}
+                for (suite, prompt), answer in zip(prompts, answers, strict=True)
+            ],
+            "reference": {"nll": nll, "tokens": tokens},
+            "memory": watch.breakdown(llm.stats()),
+        }
+        return answers
+
+    def judge(self, ctx: JudgeContext) -> Report:
+        from delivery.gate.outputs.suite import suite_from_json
+        from delivery.gate.report import Finding, Report, Verdict, worst
+        from delivery.report import answers, charts, compose
+
+        measured = json.loads(ctx.measurement.file(_MEASUREMENT).read_text("utf-8"))
+        judged = answers.judge_answers(
+            [suite_from_json(s) for s in measured["suites"]], measured["answers"], measured["special_tokens"]
+        )
+        limits = {**_LIMITS, **ctx.gate.get("limits", {})}
+        timing, notes, baseline = self._timing(ctx, measured)
+        metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
+        if measured["agreement"] is None:
+            notes.append(Finding("info", "no source was given: greedy tokens were not compared"))
+        inputs = {role: ctx.input(role).digest for role in ("engine", "source") if ctx.has(role)}
+        runs = [str(i + 1) for i in range(len(measured["timings_ms"]))]
+        return Report(
+            check=self.name,
+            subject=ctx.input("engine").digest,
+            verdict=worst([Verdict(m.status) for m in metrics if m.status != "shown"]),
+            metrics=tuple(metrics),
+            findings=(*answers.findings(judged), *notes),
+            evidence=(_MEASUREMENT,),
+            details={
+                "commit": compose.current_commit(),
+                "baseline": baseline,
+                "reproduce": compose.command(self.name, inputs, suites=self.suites),
+                "facts": compose.fact_rows(measured, suites=", ".join(self.suites)),
+                "cases": answers.cases(judged),
+                "charts": [charts.bars("Timed runs", "ms", runs, {"end to end": measured["timings_ms"]})],
+                "tables": [answers.table(judged)],
+            },
+        )
+
+    def _numbers(self, measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Metric]:
+        from delivery.gate.limits import judge
+
+        memory = measured["memory"]
+        out = [judge("load_s", measured["load_s"], limits)]
+        if measured["reference"]["tokens"]:
+            nll = measured["reference"]["nll"] / measured["reference"]["tokens"]
+            out.append(judge("smoke_perplexity", math.exp(min(nll, 700.0)), limits))
+        if measured["agreement"] is not None:
+            same, total = (sum(part) for part in zip(*measured["agreement"], strict=True))
+            out.append(judge("smoke_greedy_agreement_ratio", same / total if total else 0.0, limits))
+        planned = sum(
+            memory[k] for k in ("weights_bytes", "kv_bytes", "overhead_bytes", "planned_peak_bytes")
+        )
+        bounds = dict(limits)
+        if measured["device"]["kind"] == "cuda":
+            bounds.setdefault(
+                "process_bytes",
+                {"min": planned * (1 - self.memory_limit), "max": planned * (1 + self.memory_limit)},
+            )
+        out.append(judge("process_bytes", memory["process_bytes"], bounds))
+        out.append(judge("planned_bytes", planned, limits))
+        return out
+
+    def _timing(
+        self, ctx: JudgeContext, measured: Mapping[str, Any]
+    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
+        """P50 and P95 of the timed runs against the baseline's; a first baseline is only recorded."""
+        from delivery.gate.alarm import coarse_alarm
+        from delivery.gate.baseline import Snapshot
+        from delivery.gate.report import Finding
+        from delivery.report import compose, timings
+
+        ours = measured["timings_ms"]
+        place = compose.place(ctx.model, measured, self._workload(measured))
+        snapshot = Snapshot(
+            engine=measured["engine"],
+            reason="first measurement here",
+            runs=(),
+            memory=measured["memory"],
+            samples={"timings_ms": ours},
+            versions=measured["versions"],
+            measurement=ctx.measurement.digest,
+            commit=compose.current_commit(),
+            recorded=compose.today(),
+        )
+        # Without a baseline the alarm is silent; whether that stops a release is for compare to say.
+        recording = ctx.gate.get("missing_baseline") == "bootstrap"
+        found = compose.optional_baseline(
+            place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
+        )
+        if found is None or found.made_now:
+            return timings.metrics(ours), [Finding("info", "no baseline for the timed runs")], None
+        before = found.baseline.current
+        alarm = coarse_alarm(before.samples["timings_ms"], ours, self.limit)
+        metrics = timings.metrics(ours, before.samples["timings_ms"], self.limit, alarm)
+        return metrics, [timings.finding(alarm)], compose.baseline_details(before)
+
+    def _workload(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """What identifies the timed runs: the prompt's tokens, the output length and the number of runs."""
+        suite = measured["suites"][0]
+        timed = next(
+            a
+            for a in measured["answers"]
+            if a["suite"] == suite["name"] and a["prompt"] == suite["timing_prompt"]
+        )
+        return {
+            "check": self.name,
+            "prompt_tokens": len(timed["prompt_ids"]),
+            "output_tokens": suite["timing_tokens"],
+            "runs": self.runs,
+        }
+
+    def _paths(self) -> list[Path]:
+        """The suites' files. Raises UsageError `unknown-suite`."""
+        known = _shipped()
+        out = []
+        for name in self.suites:
+            path = known.get(name, Path(name))
+            if not path.is_file():
+                raise UsageError(
+                    "unknown-suite", f"there is no smoke suite {name!r}", hint=did_you_mean(name, known)
+                )
+            out.append(path)
+        if not out:
+            raise UsageError("unknown-suite", "no smoke suite is named", hint=did_you_mean("", known))
+        return out
+
+    def _read(self) -> list[Suite]:
+        from delivery.gate.outputs.suite_file import read_suite
+
+        return [read_suite(path) for path in self._paths()]
