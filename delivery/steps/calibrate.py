@@ -104,8 +104,8 @@ class Calibrate:
             row = report.row(rendered.tokens)
             ctx.finding(
                 "info",
-                f"corpus {name}: {row['tokens']:,} tokens ({row['token_share']:.0%}) in {row['samples']} samples "
-                f"from {row['documents']} documents, {row['truncated_documents']} cut short",
+                f"corpus {name}: {row['tokens']:,} tokens ({row['token_share']:.0%}) in {row['samples']} "
+                f"samples from {row['documents']} documents, {row['truncated_documents']} cut short",
             )
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(rendered.scripts.items())[:4])
         ctx.finding("info", f"scripts by letters: {scripts or 'none'}")

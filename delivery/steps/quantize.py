@@ -208,7 +208,7 @@ class Quantize:
                 "calibration-needed",
                 f"{what} needs calibration data",
                 why="it looks at activations",
-                hint="deliver calibrate --checkpoint DIR --out CAL, then --calibration CAL; or --scheme rtn-w4a16",
+                hint="deliver calibrate --checkpoint DIR --out CAL, then --calibration CAL; or rtn-w4a16",
             )
         return ()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from quantize_fixtures import WORDS, context, write_checkpoint
+from safetensors.torch import load_file
 
 from delivery.checkpoint import Checkpoint
 from delivery.errors import DataError, UsageError
