@@ -109,7 +109,7 @@ def _run(work: BlockWork, module: str, weights: Mapping[str, torch.Tensor], at: 
 
     def linear(name: str) -> Linear:
         layer = work.layers[name]
-        weight = weights[name] if name in weights else layer.weight
+        weight = weights.get(name, layer.weight)
         bias = None if layer.bias is None else layer.bias.to(at.x.dtype)
         return replace(layer.source, weight=weight.to(at.x.dtype), bias=bias)
 

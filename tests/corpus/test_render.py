@@ -105,7 +105,7 @@ def test_scripts_are_counted_by_letters() -> None:
         {"Latin": 3 / 17, "Hebrew": 4 / 17, "Cyrillic": 2 / 17, "Han": 2 / 17, "Kana": 2 / 17,
          "Hangul": 2 / 17, "Greek": 2 / 17}
     )  # fmt: skip
-    assert list(shares)[0] == "Hebrew"
+    assert next(iter(shares)) == "Hebrew"
     assert script_shares(["123 --"]) == {}
     assert uncovered_scripts({"Latin": 0.9, "Han": 0.02}, {"Latin": 1.0}) == []
 
