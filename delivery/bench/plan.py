@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from delivery.bench.workload import Workload
 
 _LENGTHS, _ARRIVALS, _TOKENS = 0, 1, 2
+BLOCK_SIZE = 64
+_IN_FLIGHT = 64
 WARMUP_RUN = 1 << 20
 """Number of the run whose tokens a warm-up uses: no measured run has it."""
 
@@ -87,6 +89,19 @@ def warmup_plan(workload: Workload) -> LoadPlan:
         for r in whole.requests[: workload.warmup]
     )
     return LoadPlan(first, whole.concurrency or min(8, max(1, len(first))))
+
+
+def engine_options(workload: Workload, kv_tokens: int = 0) -> dict[str, int]:
+    """Engine options that reserve `kv_tokens`; 0 for twice what can be in flight at once.
+
+    Two engines are compared at an equal number of KV tokens, whatever memory happens to be free.
+    """
+    if not kv_tokens:
+        load = plan(workload)
+        longest = max(r.prompt_tokens + r.output_tokens for r in load.requests)
+        at_once = load.concurrency or min(_IN_FLIGHT, len(load.requests))
+        kv_tokens = -(-longest // BLOCK_SIZE) * BLOCK_SIZE * at_once * 2
+    return {"cache_max_entry_count": -(-kv_tokens // BLOCK_SIZE), "block_size": BLOCK_SIZE}
 
 
 def arrivals(workload: Workload) -> list[float] | None:

@@ -25,12 +25,12 @@ def summarize(
 
     Latencies count from the scheduled arrival. goodput: limits in ms by `ttft`, `tpot`, `e2el`; a
     request within all of them counts towards `request_goodput`. A latency that no request has is 0.0.
-    Raises UsageError `unknown-goodput-metric`.
+    Raises UsageError `bad-goodput`.
     """
     for key in goodput or ():
         if key not in GOODPUT_KEYS:
             raise UsageError(
-                "unknown-goodput-metric",
+                "bad-goodput",
                 f"goodput knows no {key!r}",
                 hint=did_you_mean(key, GOODPUT_KEYS),
             )

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from delivery.gate.report import Report
 
 MEASUREMENT = "compare.json"
-_BLOCK = 64
 
 
 @step
@@ -69,11 +68,11 @@ class Compare:
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
         from delivery.bench.paired import measure_alone, measure_pairs
+        from delivery.bench.plan import engine_options
         from delivery.bench.session import server_session, worker_session
 
         workload = self._workload()
-        kv_tokens = self.kv_tokens or kv_tokens_for(workload)
-        options = {"cache_max_entry_count": -(-kv_tokens // _BLOCK), "block_size": _BLOCK, "seed": ctx.seed}
+        options = {**engine_options(workload, self.kv_tokens), "seed": ctx.seed}
 
         def engine(role: str) -> AbstractContextManager[Session]:
             return worker_session(ctx.input(role).path, ctx.device, options)
@@ -95,7 +94,7 @@ class Compare:
             "engine": ctx.input("engine").digest,
             "baseline_engine": ctx.input("baseline_engine").digest if made.baseline else None,
             "workload": {"name": workload.name, **workload.to_json()},
-            "kv_tokens": kv_tokens,
+            "kv_tokens": options["cache_max_entry_count"] * options["block_size"],
             **made.to_json(),
         }
         (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -133,14 +132,3 @@ class Compare:
                 hint="--runs 5",
             )
         return load_workload(self.workload)
-
-
-def kv_tokens_for(workload: Workload) -> int:
-    """Twice the tokens that can be in flight at once, in whole blocks: the same on both sides."""
-    from delivery.bench.plan import plan
-
-    load = plan(workload)
-    longest = max(r.prompt_tokens + r.output_tokens for r in load.requests)
-    at_once = load.concurrency or min(64, len(load.requests))
-    blocks = -(-longest // _BLOCK) * at_once * 2
-    return blocks * _BLOCK

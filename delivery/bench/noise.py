@@ -1,0 +1,47 @@
+"""Measuring the noise of one engine against itself (A/A)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delivery.bench.paired import measure_alone
+from delivery.bench.plan import engine_options
+from delivery.bench.session import worker_session
+from delivery.bench.workload import load_workload
+from delivery.device import resolve_device
+from delivery.gate import noise
+from delivery.gate.metrics import DEFAULT_FAMILY, latency_kind, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class _Quiet:
+    def advance(self, amount: float = 1) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def measure_noise(
+    engine: Path,
+    workload: str,
+    runs: int,
+    device: str,
+    metrics: Sequence[str] = DEFAULT_FAMILY,
+) -> dict[str, dict[str, Any]]:
+    """Metric → value_ms, spread, minimum_effect (shares of 1) and noisy, over `runs` runs."""
+    load = load_workload(workload)
+    with worker_session(engine, resolve_device(device), engine_options(load)) as session:
+        made = measure_alone(session, load, runs, _Quiet())
+    out = {}
+    for name in metrics:
+        kind, percentile = latency_kind(name)
+        samples = [[v for r in run if (v := sample(r, kind)) is not None] for run in made.candidate.runs]
+        found = noise.measure(samples, percentile)
+        out[name] = {
+            "value_ms": found.percentile_ms,
+            "spread": found.spread,
+            "minimum_effect": found.minimum_effect,
+            "noisy": found.noisy,
+        }
+    return out

@@ -1,0 +1,206 @@
+"""Show, change and judge the baselines that `compare` holds engines against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delivery.artifact import Artifact
+    from delivery.gate.baseline import Baseline
+
+_MEASUREMENT = "compare.json"
+
+
+@click.group()
+def command() -> None:
+    """Baselines: one file per model, device and workload, changed only here and with a reason."""
+
+
+@command.command()
+@click.option("--baselines", type=click.Path(path_type=Path), help="Folder; default: baselines/ here.")
+@json_option
+@workdir_option
+@pass_session
+def show(session: Session, baselines: Path | None, as_json: bool) -> None:
+    """List baselines with their numbers and their history."""
+    from delivery.pipeline.judge import committed_baselines
+
+    roots = [baselines or committed_baselines(), session.workdir / "baselines"]
+    rows = [_row(path, found) for root in roots for path, found in _read_all(root)]
+    if as_json:
+        click.echo(json.dumps({"baselines": rows}, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(_text(row))
+    if not rows:
+        click.echo(f"no baselines in {' or '.join(map(str, roots))}")
+
+
+@command.command()
+@click.argument("report", required=False)
+@click.option("--reason", required=True, help="Why the baseline changes; kept in its history.")
+@click.option("--model", default=None, help="Model that it is filed under; default: the pipeline's.")
+@click.option("--released", is_flag=True, help="This is what was released: move the anchor as well.")
+@click.option("--baselines", type=click.Path(path_type=Path), default=Path("baselines"), show_default=True)
+@click.option("--pipeline", default="pipelines/default.yaml", show_default=True, metavar="FILE")
+@json_option
+@workdir_option
+@pass_session
+def update(
+    session: Session,
+    report: str | None,
+    reason: str,
+    model: str | None,
+    released: bool,
+    baselines: Path,
+    pipeline: str,
+    as_json: bool,
+) -> None:
+    """Make the measurement behind REPORT (default: the last compare) the baseline.
+
+    The last release stays the anchor unless --released is given, so that small losses cannot creep in.
+    """
+    from delivery.gate import baseline as store
+    from delivery.report.comparison import place_of
+
+    if not reason.strip():
+        raise UsageError("reason-missing", "a baseline changes only with a reason", hint="--reason TEXT")
+    artifact = session.store.resolve(report or _last_report(session))
+    data = _measurement(artifact)
+    name = model or _model_of(pipeline)
+    place = place_of(name, data)
+    taken = _snapshot(artifact, data, reason)
+    path = place.path(baselines)
+    before = store.read(path) if path.is_file() else None
+    made = (
+        before.updated(taken, released=released)
+        if before
+        else store.new(name, place.device, place.workload, place.workload_digest, taken, bootstrapped=False)
+    )
+    store.write(path, made)
+    row = _row(path, made)
+    click.echo(json.dumps(row, ensure_ascii=False) if as_json else f"{_text(row)}\ncommit {path}")
+
+
+@command.command()
+@click.argument("engine", metavar="REF")
+@click.option("--workload", default="demo", show_default=True, metavar="NAME|FILE")
+@click.option("--runs", default=5, show_default=True, help="Runs of the same engine.")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@json_option
+@workdir_option
+@pass_session
+def noise(session: Session, engine: str, workload: str, runs: int, device: str, as_json: bool) -> None:
+    """Run REF against itself: the spread between runs and the smallest slow-down that can be seen."""
+    from delivery.bench.noise import measure_noise
+
+    found = measure_noise(session.store.resolve(engine).path, workload, runs, device)
+    if as_json:
+        click.echo(json.dumps({"runs": runs, "workload": workload, "metrics": found}))
+        return
+    click.echo(f"{'metric':<16}{'value':>12}{'spread':>10}{'smallest effect':>18}")
+    for name, row in found.items():
+        click.echo(
+            f"{name:<16}{row['value_ms']:>9.2f} ms{row['spread']:>10.1%}{row['minimum_effect']:>18.1%}"
+            + ("  noisy: over 5 %" if row["noisy"] else "")
+        )
+
+
+def _read_all(root: Path) -> Iterator[tuple[Path, Baseline]]:
+    from delivery.gate import baseline as store
+
+    for path in sorted(root.glob("*/*/*.json")) if root.is_dir() else ():
+        yield path, store.read(path)
+
+
+def _row(path: Path, found: Baseline) -> dict[str, Any]:
+    now = found.current
+    return {
+        "path": str(path),
+        "model": found.model,
+        "device": path.parent.name,
+        "workload": found.workload_digest,
+        "engine": now.engine,
+        "reason": now.reason,
+        "commit": now.commit,
+        "recorded": now.recorded,
+        "bootstrapped": found.bootstrapped,
+        "runs": len(now.runs),
+        "values": dict(now.values),
+        "memory": dict(now.memory),
+        "anchor": None if found.anchor is None else found.anchor.engine,
+        "history": [dict(row) for row in found.history],
+    }
+
+
+def _text(row: dict[str, Any]) -> str:
+    values = ", ".join(
+        f"{name} {row['values'][name]:.4g}"
+        for name in ("ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms", "output_throughput")
+        if name in row["values"]
+    )
+    marks = " (bootstrapped)" if row["bootstrapped"] else ""
+    anchor = f", last release {row['anchor'][:12]}" if row["anchor"] else ""
+    return (
+        f"{row['path']}{marks}\n  engine {row['engine'][:12]}, {row['recorded']}: {row['reason']}\n"
+        f"  {row['runs']} runs; {values}{anchor}; {len(row['history'])} in the history"
+    )
+
+
+def _last_report(session: Session) -> str:
+    path = session.workdir / "latest" / "compare"
+    if not path.is_dir():
+        raise UsageError(
+            "unknown-ref",
+            "no compare report is given",
+            why=f"there is no {path}",
+            hint="deliver run, or deliver baseline update REPORT --reason TEXT",
+        )
+    return str(path.resolve())
+
+
+def _measurement(artifact: Artifact) -> dict[str, Any]:
+    path = artifact.file(_MEASUREMENT)
+    if not path.is_file():
+        raise UsageError(
+            "wrong-kind",
+            f"{artifact.path} is no report of compare",
+            why=f"it holds no {_MEASUREMENT}",
+            hint="deliver ls",
+        )
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def _model_of(pipeline: str) -> str:
+    from delivery.pipeline import load_pipeline
+    from delivery.resources import resource
+
+    path = Path(pipeline)
+    return load_pipeline(path if path.is_file() else resource(pipeline)).model
+
+
+def _snapshot(artifact: Artifact, data: dict[str, Any], reason: str) -> Any:
+    from delivery.bench.measured import Measured, snapshot
+    from delivery.report import compose
+    from delivery.report.latencies import values_of
+
+    side = Measured.read(artifact.path, data).candidate
+    return snapshot(
+        data,
+        side,
+        values_of(side.runs),
+        reason=reason,
+        commit=compose.current_commit(),
+        recorded=compose.today(),
+        measurement=str(artifact.manifest.inputs.get("measurement", artifact.digest)),
+    )
