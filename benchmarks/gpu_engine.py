@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import argparse
+import cProfile
+import gc
 import json
+import pstats
 import tempfile
 import time
 from collections.abc import Callable
@@ -93,7 +96,7 @@ class RandomWeights:
             "down_proj": (h, i),
             "embed_tokens": (v, h),
             "lm_head": (v, h),
-        }[prefix.rsplit(".", 1)[1]]
+        }[prefix.rpartition(".")[2]]
 
 
 def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.EngineCore:
@@ -172,8 +175,8 @@ def main() -> None:
         plan = engine.plan
         peak = torch.cuda.max_memory_allocated()
         print(
-            f"{form}: loaded in {time.perf_counter() - started:.1f} s, weights {plan.weights_bytes / 2**30:.2f} "
-            f"GiB, plan {plan.total_bytes / 2**30:.2f} GiB, allocated {peak / 2**30:.2f} GiB",
+            f"{form}: loaded in {time.perf_counter() - started:.1f} s, "
+            f"weights {plan.weights_bytes / 2**30:.2f} GiB, plan {plan.total_bytes / 2**30:.2f} GiB, allocated {peak / 2**30:.2f} GiB",
             flush=True,
         )
         for batch in map(int, arguments.batches.split(",")):
@@ -192,6 +195,7 @@ def main() -> None:
             profile(engine)
         engine.close()
         del engine
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     if arguments.json:
@@ -199,10 +203,16 @@ def main() -> None:
 
 
 def profile(engine: core.EngineCore) -> None:
-    """Device time by kernel over some decode steps at batch 1 and 64, and of one prompt step."""
+    """Host time by function of one prompt; device time by kernel over some steps at batch 1 and 64."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
+    host = cProfile.Profile()
+    host.enable()
+    for _ in range(4):
+        generate(engine, [[7] * PROMPT_TOKENS], 1)
+    host.disable()
+    pstats.Stats(host).sort_stats("tottime").print_stats(25)
     for batch in (1, 64):
         prompts = [[7] * PROMPT_TOKENS for _ in range(batch)]
         with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
