@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delivery.engine.builder import build
     from delivery.engine.core import EngineCore
     from delivery.engine.llm import LLM, Completion
     from delivery.engine.outputs import EngineStats, RequestOutput
     from delivery.engine.request import Request, SamplingParams
 
 _HOME = {
+    "build": "builder",
     "LLM": "llm",
     "Completion": "llm",
     "EngineCore": "core",
@@ -20,7 +22,16 @@ _HOME = {
     "Request": "request",
     "SamplingParams": "request",
 }
-__all__ = ["LLM", "Completion", "EngineCore", "EngineStats", "Request", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "EngineCore",
+    "EngineStats",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "build",
+]
 
 
 def __getattr__(name: str) -> Any:

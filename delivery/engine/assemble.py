@@ -12,10 +12,10 @@ import torch
 
 from delivery.checkpoint import Checkpoint, Tokenizer
 from delivery.device import resolve_device
+from delivery.engine.directory import check_fingerprint, is_engine, read_about, read_engine
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
-from delivery.engine.graphs import CudaGraphs, decode_sizes
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need
@@ -25,7 +25,6 @@ from delivery.errors import DataError, UsageError
 from delivery.kernels.kv_layout import kv_layout
 from delivery.model.config import ModelConfig
 from delivery.model.load import load_config
-from delivery.model.weights import BlockWeights
 
 _CPU_KV_BYTES = 1 << 30
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,33 +42,50 @@ class Assembled:
     device: str
 
 
+def options_for(path: Path, given: dict[str, Any]) -> EngineOptions:
+    """The options as given; for an engine directory, over those that it was built with.
+
+    Raises UsageError for an unknown or impossible option, or a dtype other than the engine's.
+    """
+    if not is_engine(path):
+        return EngineOptions.of(given)
+    stored = read_about(path)["options"]
+    if given.get("dtype", "auto") not in ("auto", stored["dtype"]):
+        raise UsageError(
+            "engine-option-invalid",
+            f"dtype is {given['dtype']!r}",
+            why=f"the engine in {path} was built for {stored['dtype']}",
+            hint="deliver build, with the other dtype",
+        )
+    return EngineOptions.of({**stored, **given, "dtype": stored["dtype"]})
+
+
 def assemble(path: Path, options: EngineOptions) -> Assembled:
-    """Raises DataError for a damaged checkpoint, EnvironmentLacking `plan-does-not-fit`."""
+    """Raises DataError for a damaged checkpoint or engine, EnvironmentLacking `plan-does-not-fit` or
+    `engine-mismatch`."""
     device = resolve_device(options.device)
+    place = torch.device(device)
     checkpoint = Checkpoint.open(path)
     config = load_config(checkpoint.config)
-    dtype = activation_dtype(options.dtype, device, config)
-    forms = device_forms(device, dtype)
-    place = torch.device(device)
     with torch.inference_mode():
-        model = load_model(checkpoint, config, place, forms)
-    return finish(model, config, options, device, path)
-
-
-def finish(
-    model: EngineModel, config: ModelConfig, options: EngineOptions, device: str, path: Path
-) -> Assembled:
-    """Plan the memory that the weights leave, allocate it, and put the runner together."""
-    place = torch.device(device)
-    sequences, tokens = options.sequences(device), options.batched_tokens(device)
+        if is_engine(path):
+            check_fingerprint(path, read_about(path), device, options.mismatch)
+            model = read_engine(path, config, place)
+        else:
+            dtype = activation_dtype(options.dtype, device, config)
+            model = load_model(checkpoint, config, place, device_forms(device, dtype))
     made = memory_plan(config, options, device, weights_size(model), model.dtype)
     rotary = RotaryTables(config, made.max_model_len, place)
     cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place)
     runner = ModelRunner(
-        model, cache, rotary, tokens=tokens, sequences=sequences, device=place, seed=options.seed
+        model,
+        cache,
+        rotary,
+        tokens=options.batched_tokens(device),
+        sequences=options.sequences(device),
+        device=place,
+        seed=options.seed,
     )
-    if device == "cuda" and options.graphs:
-        runner.recorded = CudaGraphs(runner, decode_sizes(sequences))
     tokenizer = open_tokenizer(path)
     eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     return Assembled(config, runner, made, tokenizer, tuple(eos), device)
@@ -144,7 +160,7 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
 def weights_size(model: EngineModel) -> int:
     """Bytes of all distinct tensors that a model's forms hold."""
     sizes: dict[int, int] = {}
-    for tensor in _tensors((model.blocks, model.embed, model.final), set()):
+    for tensor in _tensors((model.blocks, model.embedding, model.head), set()):
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
@@ -162,9 +178,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         parts = list(value.values())
     elif isinstance(value, list | tuple):
         parts = list(value)
-    elif dataclasses.is_dataclass(value) or isinstance(value, BlockWeights):
+    elif dataclasses.is_dataclass(value):
         parts = [getattr(value, f.name) for f in dataclasses.fields(value)]
-    elif closure := getattr(value, "__closure__", None):
-        parts = [cell.cell_contents for cell in closure]
     for part in parts:
         yield from _tensors(part, seen)

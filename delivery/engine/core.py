@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from delivery.engine.assemble import assemble
+from delivery.engine.assemble import assemble, options_for
 from delivery.engine.block_pool import BlockPool
 from delivery.engine.executor import Executor, InProcess, Pending
-from delivery.engine.options import EngineOptions
 from delivery.engine.outputs import EngineStats, ModelOutput, RequestOutput, SchedulerOutput, TokenLogprobs
 from delivery.engine.request import Request, SamplingParams
 from delivery.engine.scheduler import Scheduler, TokenEvent
@@ -37,7 +36,7 @@ class EngineCore:
     """
 
     def __init__(self, path: Path | str, **options: Any) -> None:
-        self.options = EngineOptions.of(options)
+        self.options = options_for(Path(path), options)
         made = assemble(Path(path), self.options)
         self.config = made.config
         self.plan = made.plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -38,14 +38,47 @@ class Forms(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """table [V, H], float. Rows are scaled in the table's dtype, as the model was trained, then widened."""
+
+    table: torch.Tensor
+    dtype: torch.dtype
+
+    def __call__(self, config: ModelConfig, token_ids: torch.Tensor) -> torch.Tensor:
+        return embed(config, self.table, token_ids).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The final norm and the head, in the device's forms."""
+
+    norm: Any
+    head: Any
+
+    def __call__(self, config: ModelConfig, hidden: torch.Tensor) -> torch.Tensor:
+        return final_logits(config, self.norm, self.head, hidden)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineModel:
-    """blocks: one BlockWeights per layer. embed: token ids [T] → [T, H]. final: hidden [S, H] → logits."""
+    """blocks: one BlockWeights per layer; linears that are part of a fused product are not held apart.
+
+    Everything but the config is dataclasses of tensors, so an engine directory can hold it.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
     blocks: Sequence[BlockWeights]
-    embed: Callable[[torch.Tensor], torch.Tensor]
-    final: Callable[[torch.Tensor], torch.Tensor]
+    embedding: Embedding
+    head: Head
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] → hidden [T, H]."""
+        return self.embedding(self.config, token_ids)
+
+    def final(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] → logits [S, V]."""
+        return self.head(self.config, hidden)
 
 
 def load_model(
@@ -53,40 +86,32 @@ def load_model(
     config: ModelConfig,
     device: torch.device,
     forms: Forms,
-    layers: Iterable[int] | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> EngineModel:
     """Read a checkpoint block by block; never more than one block is held in its stored form."""
-    wanted = range(config.num_layers) if layers is None else layers
-    blocks = [prepare(config, load_block(source, config, layer, device), forms) for layer in wanted]
+    blocks = []
+    for layer in range(config.num_layers):
+        blocks.append(prepare(config, load_block(source, config, layer, device), forms))
+        progress()
     ends = load_ends(source, config, device)
-    table = forms.table(ends.table)
     head = forms.linear(ends.head)
-    norm = forms.norm(ends.norm, [head])
-
-    def embedded(token_ids: torch.Tensor) -> torch.Tensor:
-        return embed(config, table, token_ids).to(forms.dtype)
-
-    def final(hidden: torch.Tensor) -> torch.Tensor:
-        return final_logits(config, norm, head, hidden)
-
-    return EngineModel(config, forms.dtype, blocks, embedded, final)
+    embedding = Embedding(forms.table(ends.table), forms.dtype)
+    return EngineModel(config, forms.dtype, blocks, embedding, Head(forms.norm(ends.norm, [head]), head))
 
 
 def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWeights:
     """A block in the device's forms: products of layers that read the same input, norms that feed them."""
     linears = {name: layer for name, layer in weights.linears.items() if isinstance(layer, Linear)}
     products: dict[tuple[str, ...], Fused] = {}
-    runs: dict[str, Run] = {}
     for names in _groups(linears):
         merged = merge([linears[name] for name in names])
         if merged is not None:
             products[names] = Fused(forms.linear(merged), tuple(linears[n].out_features for n in names))
     joined = {name for names in products for name in names}
-    for name, layer in linears.items():
-        runs[name] = forms.linear(layer) if name not in joined else layer
+    runs = {name: forms.linear(layer) for name, layer in linears.items() if name not in joined}
     norms = {name: forms.norm(norm, _fed_by(name, products, runs)) for name, norm in weights.norms.items()}
-    down = runs.get("down_proj")
-    return replace(weights, linears=runs, norms=norms, products=products, gated=forms.gated(config, down))
+    gated = forms.gated(config, runs.get("down_proj"))
+    return replace(weights, linears=runs, norms=norms, products=products, gated=gated)
 
 
 def _groups(linears: dict[str, Linear]) -> list[tuple[str, ...]]:

@@ -19,6 +19,8 @@ class EngineOptions:
     max_model_len: input and output tokens of one request. dtype: of activations; auto is float32 on a
     CPU and the checkpoint's own on a GPU. kv: storage of the KV cache. cache_max_entry_count: number of
     KV blocks if ≥ 1, share of the free memory if < 1. graphs: replay recorded decode steps.
+    mismatch: an engine that was built elsewhere has its choices made anew ('rebuild') or is refused
+    ('refuse').
     """
 
     device: str = "auto"
@@ -38,6 +40,7 @@ class EngineOptions:
     seed: int = 0
     tp: int = 1
     streaming: str = "off"
+    mismatch: str = "rebuild"
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> EngineOptions:
@@ -53,6 +56,7 @@ class EngineOptions:
         made = cls(**options)
         made._check_choice("kv", KV_DTYPES)
         made._check_choice("dtype", DTYPES)
+        made._check_choice("mismatch", ("rebuild", "refuse"))
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             value = getattr(made, name)
             if value is not None and value < 1:

@@ -1,0 +1,128 @@
+"""Engine directories: packed weights, plan, tuning table; written by `build`, read by `EngineCore`.
+
+engine.json says what the engine is and what it was built with, layout.json where each packed tensor
+belongs; the tensors are safetensors, and every other file of the checkpoint lies beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from delivery.artifact import Json
+from delivery.checkpoint import Checkpoint, CheckpointWriter
+from delivery.engine.engine_model import EngineModel
+from delivery.engine.fingerprint import build_fingerprint, differences, unusable
+from delivery.engine.packed_files import Packer, unpack
+from delivery.errors import DataError, EnvironmentLacking
+from delivery.model.config import ModelConfig
+
+ABOUT = "engine.json"
+LAYOUT_FILE = "layout.json"
+FORMAT = "deliver-engine"
+FORMAT_VERSION = 1
+
+log = logging.getLogger(__name__)
+
+
+def is_engine(path: Path) -> bool:
+    """Whether a directory is an engine directory."""
+    return (path / ABOUT).is_file()
+
+
+def write_engine(out: Path, source: Checkpoint, model: EngineModel, about: Mapping[str, Json]) -> None:
+    """Write an engine directory; whole or not at all."""
+    with CheckpointWriter(out) as writer:
+        packer = Packer(writer.add)
+        layout = {
+            "dtype": packer.pack(model.dtype, ""),
+            "blocks": [packer.pack(b, f"blocks.{i}") for i, b in enumerate(model.blocks)],
+            "embedding": packer.pack(model.embedding, "embedding"),
+            "head": packer.pack(model.head, "head"),
+        }
+        writer.copy_files(source)
+        writer.add_file(LAYOUT_FILE, _json(layout))
+        writer.add_file(ABOUT, _json({"format": FORMAT, "format_version": FORMAT_VERSION, **about}))
+        writer.finish(source.config)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """engine.json. Raises DataError `engine-damaged` or `engine-format`."""
+    about = _read(path / ABOUT)
+    if about.get("format") != FORMAT or about.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            "engine-format",
+            f"{path} is an engine of another version",
+            why=f"expected {FORMAT} {FORMAT_VERSION}, "
+            f"got {about.get('format')} {about.get('format_version')}",
+            hint="deliver build --checkpoint CHECKPOINT --out DIR",
+        )
+    return about
+
+
+def check_fingerprint(path: Path, about: Mapping[str, Any], device: str, policy: str) -> bool:
+    """Whether the tuned choices of an engine hold here.
+
+    policy: 'rebuild' gives False (with a warning) when only choices are stale, 'refuse' raises then too.
+    Raises EnvironmentLacking `engine-mismatch` when the packed weights cannot be used at all.
+    """
+    built = about.get("build", {})
+    here = build_fingerprint(device, str(built.get("checkpoint", "")))
+    changed = differences(built, here)
+    reason = unusable(built, here)
+    if reason is not None or (changed and policy == "refuse"):
+        raise EnvironmentLacking(
+            "engine-mismatch",
+            f"the engine in {path} was not built for this machine",
+            why=reason or "; ".join(changed),
+            hint="deliver build --checkpoint CHECKPOINT --out DIR, on this machine",
+        )
+    if changed:
+        log.warning("%s was built elsewhere (%s): its choices are made anew", path, "; ".join(changed))
+    return not changed
+
+
+def read_engine(path: Path, config: ModelConfig, device: torch.device) -> EngineModel:
+    """The model of an engine directory; on a CPU its weights stay mapped from the files."""
+    layout = _read(path / LAYOUT_FILE)
+    files = Checkpoint.open(path)
+    read: dict[str, torch.Tensor] = {}
+
+    def tensor(name: str) -> torch.Tensor:
+        if name not in read:
+            read[name] = files.tensor(name, device)
+        return read[name]
+
+    try:
+        return EngineModel(
+            config,
+            unpack(layout["dtype"], tensor),
+            [unpack(block, tensor) for block in layout["blocks"]],
+            unpack(layout["embedding"], tensor),
+            unpack(layout["head"], tensor),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path / LAYOUT_FILE, f"{type(error).__name__}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _damaged(path, "expected a JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError("engine-damaged", f"{path} cannot be read", why=why, hint="build the engine again")
+
+
+def _json(value: Json) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,102 @@
+"""The build step: a checkpoint becomes an engine for one kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from delivery.artifact import Kind
+from delivery.steps.step import Input, StepContext, param, step, takes
+
+_RUNTIME_BYTES = 450_000_000
+"""Python with torch and numba, before a weight is read (measured)."""
+
+
+@step
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Build an engine: weights in the kernels' layout, a memory plan, kernels compiled and measured.
+
+    Everything about memory is decided here: weights + activation peak + overhead + KV blocks must fit, or
+    the build fails with the sum and the nearest setting that would. The engine carries a fingerprint of
+    what it was built with; on another machine it is refused, or its choices are made anew.
+    """
+
+    name: ClassVar[str] = "build"
+    version: ClassVar[int] = 1
+    makes: ClassVar[Kind] = Kind.ENGINE
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "numba")
+    device_matters: ClassVar[bool] = True
+
+    checkpoint: Input = takes(Kind.CHECKPOINT, "The model, float or quantised.")
+    max_session_len: int = param(
+        0, "Input plus output tokens of a request; 0: what the model allows and fits."
+    )
+    max_num_seqs: int = param(0, "Requests in one batch; 0: 512 on a GPU, 64 on a CPU.")
+    max_num_batched_tokens: int = param(0, "Tokens in one step; 0: 8192 on a GPU, 512 on a CPU.")
+    enable_prefill: bool = param(True, "Fill steps with prompts; off (for chat): running decodes first.")
+    adaptive: bool = param(False, "Lower the tokens of a step while only short requests come.")
+    cache_max_entry_count: float = param(0.8, "KV blocks if at least 1, else the share of free memory.")
+    block_size: int = param(64, "Tokens in a KV block.")
+    kv: str = param("auto", "How the KV cache is stored.", choices=("auto", "int8", "int4", "fp8"))
+    dtype: str = param(
+        "auto",
+        "Dtype of activations; auto: float32 on a CPU, the checkpoint's own on a GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+
+    def run(self, ctx: StepContext) -> None:
+        from delivery.engine import build
+
+        source = ctx.input("checkpoint")
+        with ctx.progress("pack", self._layers(source.path), "layer") as task:
+            about = build(
+                source.path,
+                ctx.out,
+                checkpoint_digest=source.digest,
+                progress=task.advance,
+                device=ctx.device,
+                seed=ctx.seed,
+                **self._options(),
+            )
+        plan = about["plan"]
+        ctx.metric("weights_bytes", plan["weights_bytes"], "bytes", "both")
+        ctx.metric("peak_bytes", plan["peak_bytes"], "bytes", "both")
+        ctx.metric("kv_tokens", plan["kv_tokens"], "tokens", "both")
+        wanted = about["config"]["max_position"]
+        if not self.max_session_len and plan["max_model_len"] < wanted:
+            ctx.finding(
+                "info",
+                f"sessions hold {plan['max_model_len']} tokens; the model's {wanted} do not fit",
+            )
+
+    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+        """The packed weights twice over for one block, and the rest once: blocks are packed one by one."""
+        path = inputs.get("checkpoint")
+        if path is None or not (path / "config.json").is_file():
+            return None
+        from delivery.checkpoint import Checkpoint
+
+        return _RUNTIME_BYTES + 2 * Checkpoint.open(path).size_bytes()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "max_model_len": self.max_session_len or None,
+            "max_num_seqs": self.max_num_seqs or None,
+            "max_num_batched_tokens": self.max_num_batched_tokens or None,
+            "enable_prefill": self.enable_prefill,
+            "adaptive": self.adaptive,
+            "cache_max_entry_count": self.cache_max_entry_count,
+            "block_size": self.block_size,
+            "kv": self.kv,
+            "dtype": self.dtype,
+        }
+
+    @staticmethod
+    def _layers(checkpoint: Path) -> int:
+        from delivery.checkpoint import Checkpoint
+        from delivery.model import load_config
+
+        return load_config(Checkpoint.open(checkpoint).config).num_layers
