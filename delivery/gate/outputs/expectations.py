@@ -37,12 +37,12 @@ def faults(
     finish_reason: "stop" or "length".
     """
     answer = text.strip()
-    if not answer:
-        return [Fault("empty", "the answer is empty")]
     out = []
     cut = finish_reason != "stop"
     if cut and expect.ends:
         out.append(Fault("unstopped", "the answer does not end within its token limit"))
+    if not answer:
+        return [*out, Fault("empty", "the answer is empty")]
     if markers := leaked_markers(raw, special_tokens):
         out.append(Fault("marker", f"markers of the chat template in the answer: {' '.join(markers[:3])}"))
     out += [Fault("garbled", reason) for reason in garbled(answer, cut=cut)]

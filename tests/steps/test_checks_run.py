@@ -1,0 +1,266 @@
+"""smoke, evaluate and compare run for real on a tiny model, and judge what they measured."""
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from delivery.artifact import Artifact, Kind, Manifest, hash_tree
+from delivery.bench.run import BenchOptions, run_bench
+from delivery.errors import DataError, UsageError
+from delivery.gate import Verdict
+from delivery.report import render
+from delivery.steps.compare import Compare
+from delivery.steps.evaluate import Evaluate
+from delivery.steps.smoke import Smoke
+
+SUITE = """
+version: 1
+name: tiny
+prompts:
+  - id: hello
+    messages: [{role: user, content: Hello}]
+    max_tokens: 6
+    expect: {ends: false, loops: true}
+  - id: turns
+    kind: multi
+    messages:
+      - {role: user, content: Hello}
+      - {role: assistant}
+      - {role: user, content: And you}
+    max_tokens: 5
+    expect: {contains: [never said]}
+timing: {prompt: hello, max_tokens: 4}
+reference: [Some plain text of a few words.]
+"""
+WORKLOAD = {
+    "requests": 130,
+    "warmup": 4,
+    "shape": {"kind": "fixed", "prompt_tokens": 4, "output_tokens": 3},
+    "arrival": {"kind": "closed", "concurrency": 8},
+}
+
+
+@dataclass
+class Context:
+    """Stands for the runner's two contexts."""
+
+    out: Path
+    engine: Path
+    source: Path | None = None
+    gate: dict[str, Any] = field(default_factory=lambda: {"missing_baseline": "bootstrap"})
+    baseline_engine: Path | None = None
+    device: str = "cpu"
+    seed: int = 0
+    model: str = "tiny"
+
+    def __post_init__(self):
+        self.out.mkdir(exist_ok=True)
+        self.baselines = self.out.parent / "committed"
+        self.local_baselines = self.out.parent / "local"
+        self.notes = []
+
+    def input(self, role):
+        kind = Kind.CHECKPOINT if role == "source" else Kind.ENGINE
+        return Artifact(getattr(self, role), Manifest(kind, "test", 1, params={"role": role}))
+
+    def has(self, role):
+        return getattr(self, role, None) is not None
+
+    def progress(self, title, total, unit):
+        task = SimpleNamespace(advance=lambda amount=1: None, note=self.notes.append)
+        return contextlib.nullcontext(task)
+
+    @property
+    def measurement(self):
+        made = [f for f in hash_tree(self.out) if f.path.endswith((".json", ".jsonl"))]
+        kept = tuple(f for f in made if f.path not in ("report.json", "charts.json"))
+        return Artifact(self.out, Manifest(Kind.REPORT, "test", 1, files=kept))
+
+
+def metric(report, name):
+    return next(m for m in report.metrics if m.name == name)
+
+
+@pytest.fixture
+def suite(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+def test_smoke_measures_and_judges(tmp_path, tiny_checkpoint, suite):
+    ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
+    step = Smoke(suites=(str(suite),), runs=3)
+    assert set(step.external()) == {"tiny.yaml"}
+    step.run(ctx)
+    report = step.judge(ctx)
+    render(report, ctx.out)
+    assert report.verdict is Verdict.FAIL
+    assert metric(report, "smoke_failed_prompts").value >= 1
+    assert metric(report, "smoke_unstopped_outputs").status == "fail"
+    assert metric(report, "smoke_greedy_agreement_ratio").value == 1.0
+    assert metric(report, "smoke_perplexity").value > 1
+    assert metric(report, "load_s").value > 0
+    assert "tiny/turns: " in " ".join(f.text for f in report.findings)
+    measured = json.loads((ctx.out / "smoke.json").read_text())
+    turns = next(a for a in measured["answers"] if a["prompt"] == "turns")
+    assert len(turns["prompt_ids"]) > len(measured["answers"][0]["prompt_ids"]) + 20
+    assert len(measured["timings_ms"]) == 3
+    assert all(t > 0 for t in measured["timings_ms"])
+    again = step.judge(ctx)
+    assert again == report
+
+
+def test_smoke_without_a_source_says_what_was_not_compared(tmp_path, tiny_checkpoint, suite):
+    ctx = Context(tmp_path / "out", tiny_checkpoint)
+    step = Smoke(suites=(str(suite),), runs=1)
+    step.run(ctx)
+    report = step.judge(ctx)
+    assert "greedy tokens were not compared" in " ".join(f.text for f in report.findings)
+    assert all(m.name != "smoke_greedy_agreement_ratio" for m in report.metrics)
+
+
+def test_smoke_alarms_when_the_runs_got_slower_and_limits_are_the_pipelines(tmp_path, tiny_checkpoint, suite):
+    ctx = Context(tmp_path / "out", tiny_checkpoint)
+    step = Smoke(suites=(str(suite),), runs=4)
+    step.run(ctx)
+    step.judge(ctx)
+    path = ctx.out / "smoke.json"
+    data = json.loads(path.read_text())
+    data["timings_ms"] = [t * 3 for t in data["timings_ms"]]
+    path.write_text(json.dumps(data))
+    ctx.gate["limits"] = {"smoke_failed_prompts": 5, "smoke_unstopped_outputs": 5}
+    report = step.judge(ctx)
+    assert metric(report, "smoke_p95_ms").status == "fail"
+    assert metric(report, "smoke_failed_prompts").status == "pass"
+    assert report.verdict is Verdict.FAIL
+    ctx.gate["limits"] |= {"smoke_perplexity": 1.5}
+    assert metric(step.judge(ctx), "smoke_perplexity").status == "fail"
+
+
+def test_an_unknown_suite_gets_a_suggestion():
+    with pytest.raises(UsageError, match="no smoke suite 'englsh'"):
+        Smoke(suites=("englsh",)).external()
+
+
+def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(
+        "\n\n".join(f"Paragraph {i} tells of a small thing number {i * 7}." for i in range(200))
+    )
+    ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
+    step = Evaluate(corpus=str(corpus), windows=2, window_tokens=160, bleu_prompts=1, bleu_tokens=4)
+    step.run(ctx)
+    report = step.judge(ctx)
+    render(report, ctx.out)
+    assert report.verdict is Verdict.PASS
+    assert metric(report, "corpus_txt_perplexity_ratio").value == pytest.approx(1.0)
+    assert metric(report, "corpus_txt_kl_nats").value == pytest.approx(0.0, abs=1e-6)
+    assert metric(report, "corpus_txt_kl_late_nats").value == pytest.approx(0.0, abs=1e-6)
+    assert metric(report, "corpus_txt_top1_agreement_ratio").value == 1.0
+    assert metric(report, "bleu4_ratio").value == 1.0
+    data = json.loads((ctx.out / "evaluate.json").read_text())
+    spans = data["corpora"]["corpus.txt"]
+    assert spans["early"]["tokens"] == 2 * 128
+    assert spans["late"]["tokens"] == 2 * 31
+    assert data["corpus_digests"] == step.external()
+    ctx.gate["limits"] = {"perplexity": 2.0}
+    limited = step.judge(ctx)
+    assert limited.verdict is Verdict.FAIL
+    assert metric(limited, "corpus_txt_perplexity").limit == 2.0
+    for part in spans.values():
+        if isinstance(part, dict):
+            part["nll"] *= 1.05
+            part["source_nll"] *= 1.05
+    (ctx.out / "evaluate.json").write_text(json.dumps(data))
+    ctx.gate["limits"] = {}
+    drifted = step.judge(ctx)
+    assert drifted.verdict is Verdict.FAIL
+    assert "against the last release's" in " ".join(f.text for f in drifted.findings)
+
+
+def test_evaluate_sees_another_model(tmp_path, tiny_checkpoint):
+    import tiny_checkpoint as tiny_model
+
+    other = tiny_model.write(tmp_path / "other", seed=5)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(
+        "\n\n".join(f"Paragraph {i} tells of a small thing number {i * 7}." for i in range(200))
+    )
+    ctx = Context(tmp_path / "out", other, tiny_checkpoint)
+    step = Evaluate(corpus=str(corpus), windows=1, window_tokens=64)
+    step.run(ctx)
+    ctx.gate["limits"] = {"kl_nats": 0.005}
+    report = step.judge(ctx)
+    assert report.verdict is Verdict.FAIL
+    assert metric(report, "corpus_txt_kl_nats").status == "fail"
+    assert "KL divergence from the source (corpus txt) is" in report.findings[0].text
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(WORKLOAD))
+    return path
+
+
+@pytest.mark.slow
+def test_compare_measures_pairs_in_processes_of_their_own(tmp_path, tiny_checkpoint, workload):
+    ctx = Context(tmp_path / "out", tiny_checkpoint, baseline_engine=tiny_checkpoint)
+    step = Compare(workload=str(workload), foreign_limit=1.0)
+    step.run(ctx)
+    report = step.judge(ctx)
+    render(report, ctx.out)
+    data = json.loads((ctx.out / "compare.json").read_text())
+    assert set(data["sides"]) == {"candidate", "baseline"}
+    assert data["sides"]["candidate"]["runs"] in (5, 8, 12)
+    assert data["kv_tokens"] == data["sides"]["candidate"]["memory"]["kv_tokens"] == 64 * 8 * 2
+    assert report.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
+    assert metric(report, "weights_bytes").value == metric(report, "weights_bytes").baseline
+    records = [json.loads(line) for line in (ctx.out / "runs" / "candidate-0.jsonl").read_text().splitlines()]
+    assert len(records) == 130
+    assert {r["output_tokens"] for r in records} == {3}
+    assert all(r["error"] is None for r in records)
+
+
+@pytest.mark.slow
+def test_compare_alone_bootstraps(tmp_path, tiny_checkpoint, workload):
+    ctx = Context(tmp_path / "out", tiny_checkpoint)
+    step = Compare(workload=str(workload), foreign_limit=1.0, self_test=True)
+    step.run(ctx)
+    report = step.judge(ctx)
+    assert report.verdict is Verdict.BOOTSTRAPPED
+    assert metric(report, "self_test_missed").value == 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_be_loaded_says_so_through_its_process(tmp_path):
+    from delivery.bench.worker import EngineWorker
+
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError):
+        EngineWorker(tmp_path, "cpu")
+
+
+def test_bench_of_a_path(tmp_path, tiny_checkpoint, workload):
+    options = BenchOptions(
+        target=str(tiny_checkpoint),
+        workload=str(workload),
+        requests=20,
+        goodput={"ttft": 60_000.0},
+        device="cpu",
+        out=tmp_path / "bench",
+    )
+    seen = []
+    summary = run_bench(options, seen.append)
+    assert summary["completed"] == 20
+    assert summary["output_lens"] == [3] * 20
+    assert summary["request_goodput"] == summary["request_throughput"]
+    assert seen[-1].done == 20
+    assert json.loads((tmp_path / "bench" / "summary.json").read_text())["completed"] == 20
+    assert len((tmp_path / "bench" / "records.jsonl").read_text().splitlines()) == 20
