@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from delivery.checkpoint.layouts import layout_for
 from delivery.checkpoint.pieces import Piece
 from delivery.checkpoint.source import Source
+from delivery.checkpoint.tokenizer_files import made_tokenizer
 from delivery.errors import DataError
 from delivery.model.families import family_for
 
@@ -23,48 +24,40 @@ _FLOATS = ("float32", "bfloat16", "float16")
 class Canonical:
     """What is written: names and config of a class that `delivery.model` and transformers know.
 
-    `notes` says what was changed beside names, for the log. dtype: "auto" keeps every tensor's own.
-    Raises DataError `unknown-architecture`, `layout-unsupported`, `tensor-twice` on opening.
+    Opening reads no weight. `config` and `notes` (what was changed beside names) are final once
+    `tensors` has been run through. dtype: "auto" keeps every tensor's own.
+    Raises DataError `unknown-architecture`, `layout-unsupported` on opening.
     """
 
-    def __init__(self, source: Source, dtype: str = "auto") -> None:
+    def __init__(self, source: Source, dtype: str = "auto", *, trust_remote_code: bool = False) -> None:
         self.source = source
         self.notes: list[str] = []
         self._dtype = dtype
-        layout = layout_for(source.config)
-        if layout is None:
-            self.config = dict(source.config)
-            self._pieces = [Piece(name, name) for name in source.names()]
-        else:
-            self.config = layout.config(source.config)
-            self._pieces = list(layout.pieces(source.config, iter(source.names())))
-            self.notes.append(
-                f"{source.config['architectures'][0]} written as {self.config['architectures'][0]}"
-            )
+        self._trust_remote_code = trust_remote_code
+        self._layout = layout_for(source.config)
+        self.config = self._layout.config(source.config) if self._layout else dict(source.config)
         family_for(self.config)
-        self._check_unique()
-        self._tie()
+        if self._layout:
+            before, after = (c["architectures"][0] for c in (source.config, self.config))
+            self.notes.append(f"{before} written as {after}")
         if dtype != "auto":
-            self._state_dtype(dtype)
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(piece.name for piece in self._pieces)
+            self.config |= {key: dtype for key in ("dtype", "torch_dtype") if key in self.config}
+            self.config.setdefault("torch_dtype", dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor once. Raises DataError `tensor-not-finite`, `dtypes-mixed`."""
+        """Every tensor once.
+
+        Raises DataError `tensor-not-finite`, `dtypes-mixed`, `tensor-twice`, `layout-unsupported`.
+        """
         import torch
 
         wanted = None if self._dtype == "auto" else getattr(torch, self._dtype)
+        floats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         seen: dict[torch.dtype, str] = {}
-        for piece in self._pieces:
+        for piece in self._tied(self._pieces()):
             tensor = piece.take(self.source.tensor(piece.source))
             check_finite(piece.name, tensor)
-            if wanted is not None and tensor.dtype in (
-                torch.float64,
-                torch.float32,
-                torch.bfloat16,
-                torch.float16,
-            ):
+            if wanted is not None and tensor.dtype in floats:
                 tensor = tensor.to(wanted)
                 check_finite(piece.name, tensor, f"as {self._dtype}")
             elif "quantization_config" not in self.config and _is_weight(piece.name, tensor):
@@ -74,11 +67,34 @@ class Canonical:
             yield piece.name, tensor
 
     def files(self) -> Mapping[str, Path | bytes]:
-        return self.source.files()
+        """What travels beside the weights, with a `tokenizer.json` where the source has none."""
+        files = dict(self.source.files())
+        folder = self.source.path
+        if folder.is_dir():
+            made, note = made_tokenizer(
+                folder, generic=self._layout is not None, trust_remote_code=self._trust_remote_code
+            )
+            files |= made
+            self.notes += [note] if note else []
+        return files
 
-    def _check_unique(self) -> None:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes to be read, about."""
+        return self.source.size_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that conversion takes beside the interpreter: one tensor and what is made of it."""
+        return 3 * self.source.largest_bytes
+
+    def _pieces(self) -> list[Piece]:
+        names = self.source.names()
+        if self._layout is None:
+            return [Piece(name, name) for name in names]
+        pieces = list(self._layout.pieces(self.source.config, iter(names)))
         seen: set[str] = set()
-        for piece in self._pieces:
+        for piece in pieces:
             if piece.name in seen:
                 raise DataError(
                     "tensor-twice",
@@ -86,36 +102,31 @@ class Canonical:
                     why=f"{piece.source!r} is one of them",
                 )
             seen.add(piece.name)
+        return pieces
 
-    def _tie(self) -> None:
+    def _tied(self, pieces: list[Piece]) -> list[Piece]:
         """Whether the head is the embedding follows what is stored; the config is made to say so."""
-        names = set(self.names())
-        if _EMBED not in names:
-            return
+        by_name = {piece.name: piece for piece in pieces}
+        if _EMBED not in by_name:
+            return pieces
         says_tied = family_for(self.config).config(self.config).tie_embeddings
-        stored = any(name.startswith("lm_head.") for name in names)
+        stored = any(name.startswith("lm_head.") for name in by_name)
         if not stored and not says_tied:
             self.config["tie_word_embeddings"] = True
             self.notes.append("no lm_head is stored: tie_word_embeddings set to true")
-        elif stored and says_tied and _HEAD in names:
-            if self._head_is_embedding():
-                self._pieces = [piece for piece in self._pieces if piece.name != _HEAD]
+        elif stored and says_tied and _HEAD in by_name:
+            if self._equal(by_name[_HEAD], by_name[_EMBED]):
                 self.notes.append("lm_head equals the embedding and is tied to it: stored once")
-            else:
-                self.config["tie_word_embeddings"] = False
-                self.notes.append("lm_head differs from the embedding: tie_word_embeddings set to false")
+                return [piece for piece in pieces if piece.name != _HEAD]
+            self.config["tie_word_embeddings"] = False
+            self.notes.append("lm_head differs from the embedding: tie_word_embeddings set to false")
+        return pieces
 
-    def _head_is_embedding(self) -> bool:
+    def _equal(self, one: Piece, other: Piece) -> bool:
         import torch
 
-        by_name = {piece.name: piece for piece in self._pieces}
-        head, embedding = (by_name[n].take(self.source.tensor(by_name[n].source)) for n in (_HEAD, _EMBED))
-        return head.dtype == embedding.dtype and torch.equal(head, embedding)
-
-    def _state_dtype(self, dtype: str) -> None:
-        for key in ("dtype", "torch_dtype"):
-            if key in self.config or key == "torch_dtype":
-                self.config[key] = dtype
+        a, b = (piece.take(self.source.tensor(piece.source)) for piece in (one, other))
+        return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def check_finite(name: str, tensor: torch.Tensor, how: str = "") -> None:

@@ -21,6 +21,8 @@ def open_source(
     architecture: str | None = None,
     source_format: str = "auto",
     dtype: str = "auto",
+    dequantize: bool = False,
+    trust_remote_code: bool = False,
 ) -> Canonical:
     """The model at a local path, its architecture known and supported; no weight is read.
 
@@ -54,8 +56,13 @@ def open_source(
     else:
         from delivery.checkpoint.directory_source import DirectorySource
 
-        source = DirectorySource(path, config)
-    return Canonical(source, dtype)
+        directory = DirectorySource(path, config)
+        source = directory
+        if dequantize and directory.checkpoint.quantization is not None:
+            from delivery.checkpoint.dequantized import DequantizedSource
+
+            source = DequantizedSource(directory)
+    return Canonical(source, dtype, trust_remote_code=trust_remote_code)
 
 
 def check_known(config: Mapping[str, Any]) -> None:
@@ -79,13 +86,13 @@ def convert(source: Canonical, out: Path, shard_bytes: int, advance: Callable[[i
     Raises whatever reading raises; nothing is left behind then.
     """
     with CheckpointWriter(out, shard_bytes) as writer:
-        for name, content in source.files().items():
-            writer.add_file(name, content)
         count = total = 0
         for name, tensor in source.tensors():
             writer.add(name, tensor)
             advance(tensor.nbytes)
             count, total = count + 1, total + tensor.nbytes
+        for name, content in source.files().items():
+            writer.add_file(name, content)
         writer.finish(source.config)
     return {"tensors": count, "bytes": total}
 

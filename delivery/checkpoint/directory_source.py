@@ -19,6 +19,7 @@ class DirectorySource:
     format = "safetensors"
 
     def __init__(self, path: Path, config: Mapping[str, Any] | None = None) -> None:
+        self.path = path
         self.checkpoint = Checkpoint.open(path, config)
         self.config: Mapping[str, Any] = self.checkpoint.config
 

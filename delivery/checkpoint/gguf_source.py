@@ -38,6 +38,7 @@ class GgufSource:
     format = "gguf"
 
     def __init__(self, path: Path, dtype: str = "auto") -> None:
+        self.path = path
         self._file = GgufFile(path)
         layout = layout_of(self._file.metadata)
         self.dtype = self._own_dtype() if dtype == "auto" else dtype

@@ -18,6 +18,8 @@ class Source(Protocol):
     """One model as its publisher stores it."""
 
     format: str
+    path: Path
+    """The directory, or the file."""
     config: Mapping[str, Any]
     """The config as the source has it, or as rebuilt from its metadata."""
 

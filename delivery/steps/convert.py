@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from delivery.artifact import Kind, hash_file, walk
-from delivery.errors import UsageError
+from delivery.artifact import Kind
 from delivery.steps.step import StepContext, param, step
 
 if TYPE_CHECKING:
     from delivery.checkpoint.canonical import Canonical
+    from delivery.checkpoint.fetch import Model
 
+_FORMATS = ("auto", "safetensors", "bin", "gguf")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_RUNTIME_BYTES = 400_000_000
+"""Python with torch, before a tensor is read (measured)."""
 
 
 @step
@@ -22,9 +25,9 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 class Convert:
     """Read a model in any form and write one canonical safetensors checkpoint.
 
-    Reads Hugging Face directories (safetensors or pytorch_model.bin, single or sharded) and GGUF. The
-    architecture comes from the checkpoint's own `architectures`; tokenizer, chat template, generation
-    config and all other files travel unchanged.
+    Reads Hugging Face directories (safetensors or pytorch_model.bin, single or sharded) and GGUF, from a
+    path, a Hub, a URL (http, s3, ...) or an OCI registry. The architecture comes from the checkpoint's own
+    `architectures`; tokenizer, chat template, generation config and all other files travel unchanged.
     """
 
     name: ClassVar[str] = "convert"
@@ -34,55 +37,49 @@ class Convert:
 
     model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL")
     architecture: str = param("", "Class name that the checkpoint must state; an error where it differs.")
-    source_format: str = param("auto", "Form of the weights.", choices=("auto", "safetensors", "bin", "gguf"))
+    source_format: str = param("auto", "Form of the weights.", choices=_FORMATS)
     revision: str = param("", "Branch, tag or commit of a Hub id.")
     download_dir: str = param("", "Folder for downloads; default: the cache.", local=True)
     trust_remote_code: bool = param(False, "Run the model's own Python code, to convert its tokenizer.")
     dtype: str = param(
-        "auto",
-        "Dtype of all weights; auto keeps what is stored, and makes quantised GGUF bfloat16.",
-        choices=_DTYPES,
+        "auto", "Dtype of all weights; auto keeps them, and makes quantised GGUF bfloat16.", choices=_DTYPES
     )
+    dequantize: bool = param(False, "Write an already quantised checkpoint's weights in floating point.")
     shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.")
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint.convert import convert
 
-        source = self._source()
-        with ctx.progress("convert", source.source.size_bytes, "B") as task:
+        with ctx.progress("fetch", 1, "model") as task:
+            path = self._model().fetch(task.note)
+            task.advance()
+        source = self._open(path)
+        with ctx.progress("convert", source.size_bytes, "B") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
         for note in source.notes:
             ctx.finding("info", note)
         ctx.metric("weights_bytes", done["bytes"], "B", "lower")
 
     def external(self) -> Mapping[str, str]:
-        if self.model == "demo":
-            from delivery.checkpoint.demo import GGUF, GGUF_SHA256
-
-            return {GGUF: GGUF_SHA256}
-        path = Path(self.model)
-        if path.is_file():
-            return {path.name: hash_file(path).sha256}
-        return {name: hash_file(file).sha256 for name, file in walk(path)} if path.is_dir() else {}
+        return self._model().digests()
 
     def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
-        if self.model == "demo" or not Path(self.model).exists():
-            return None
-        return _RUNTIME_BYTES + self._source().source.largest_bytes
+        local = self._model().local
+        return None if local is None else _RUNTIME_BYTES + self._open(local).peak_bytes
 
-    def _source(self) -> Canonical:
+    def _model(self) -> Model:
+        from delivery.checkpoint.fetch import locate
+
+        return locate(self.model, revision=self.revision, download_dir=self.download_dir)
+
+    def _open(self, path: Path) -> Canonical:
         from delivery.checkpoint.convert import open_source
-        from delivery.checkpoint.demo import fetch_demo
 
-        if not self.model:
-            raise UsageError("model-missing", "no model is given", hint="--model demo")
-        path = fetch_demo() if self.model == "demo" else Path(self.model)
         return open_source(
             path,
             architecture=self.architecture or None,
             source_format=self.source_format,
             dtype=self.dtype,
+            dequantize=self.dequantize,
+            trust_remote_code=self.trust_remote_code,
         )
-
-
-_RUNTIME_BYTES = 400_000_000

