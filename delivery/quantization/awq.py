@@ -21,6 +21,8 @@ from delivery.quantization.statistics import tf32
 Duo = Literal["off", "on", "both"]
 
 _EPSILON = 1e-5
+_HOPELESS = 1.15
+_ROWS = 128
 _Scored = tuple[torch.Tensor, float]
 
 
@@ -31,13 +33,13 @@ class Search:
     points: ratios tried in (0, 1] on the full grid; 0 searches coarse to fine instead (13 points or
         so for each form, about as good). duo: divide by the weights' own mean magnitude to the power
         1 − ratio as well, as the authors' code does; "both" tries with and without.
-    rows: output features that a candidate is scored on, evenly spaced; 0 for all. The scales are one
-        vector for all rows, so some thousand rows rank the candidates as all would.
+    weights: about how many weights a candidate is scored on, in evenly spaced rows (at least 128); 0 for
+        all. A search chooses one number and a form, so some 10^5 weights rank candidates as all would.
     """
 
     points: int = 0
     duo: Duo = "both"
-    rows: int = 2048
+    weights: int = 1 << 18
 
 
 _DEFAULT = Search()
@@ -65,7 +67,7 @@ def search_scale(
     gram: float32 [K, K]. tie: makes a scale one that the feeding layer can take (query heads that
     share values), before it is scored. Nothing is changed in place; the result is finite and positive.
     """
-    rows = _spread(weight.float(), search.rows)
+    rows = _spread(weight.float(), search.weights)
     importance = gram.diagonal().clamp_min(0).sqrt()
     plain = _loss(rows, torch.ones_like(importance), gram, grid)
     best = Found(torch.ones_like(importance), plain, plain, 0.0)
@@ -78,7 +80,7 @@ def search_scale(
             scale = scale if tie is None else tie(scale)
             return scale, _loss(rows, scale, gram, grid)
 
-        for ratio, (scale, loss) in _ratios(search.points, score, from_zero=duo):
+        for ratio, (scale, loss) in _ratios(search.points, score, best.loss, from_zero=duo):
             if loss < best.loss:
                 best = Found(scale, loss, plain, ratio)
     return best
@@ -122,9 +124,12 @@ def candidate(importance: torch.Tensor, ratio: float, spread: torch.Tensor | Non
 
 
 def _ratios(
-    points: int, score: Callable[[float], _Scored], from_zero: bool
+    points: int, score: Callable[[float], _Scored], known: float, from_zero: bool
 ) -> Iterator[tuple[float, _Scored]]:
-    """Ratios with their scores: `points` even ones, or coarse to fine. Ratio 0 is no scale without duo."""
+    """Ratios with their scores: `points` even ones, or coarse to fine. Ratio 0 is no scale without duo.
+
+    known: the best loss so far; a form that is nowhere near it on the coarse grid is not refined.
+    """
     if points:
         for step in range(0 if from_zero else 1, points + 1):
             yield step / points, score(step / points)
@@ -138,8 +143,10 @@ def _ratios(
             found = score(ratio)
             tried[ratio] = found[1]
             yield ratio, found
-        width /= 2
         centre = min(tried, key=lambda r: tried[r])
+        if tried[centre] > _HOPELESS * known:
+            return
+        width /= 2
         ratios = [r for r in (centre - width, centre + width) if 0 <= r <= 1 and r not in tried]
 
 
@@ -162,8 +169,8 @@ def _group_losses(error: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
         return (torch.bmm(by_group, blocks) * by_group).sum(-1).T
 
 
-def _spread(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    if not rows or weight.shape[0] <= rows:
+def _spread(weight: torch.Tensor, weights: int) -> torch.Tensor:
+    rows = max(_ROWS, weights // weight.shape[1])
+    if not weights or weight.shape[0] <= rows:
         return weight
-    index = torch.linspace(0, weight.shape[0] - 1, rows, device=weight.device).long()
-    return weight[index]
+    return weight[torch.linspace(0, weight.shape[0] - 1, rows, device=weight.device).long()]

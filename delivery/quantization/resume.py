@@ -55,12 +55,19 @@ class LayerStore:
         tensors: Mapping[str, torch.Tensor],
         report: Mapping[str, Any],
         stream: Stream | None,
+        *,
+        final: bool = True,
     ) -> None:
-        """Keep a finished layer, and the stream behind it when it is time."""
+        """Keep a finished layer, and the stream behind it when it is time.
+
+        final: off for a layer that later work still changes, so that resuming does it again.
+        """
         temporary = self._folder / f".layer.{os.getpid()}"
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary)
         os.replace(temporary, self._tensors(layer))
         self._write(f"{layer:05d}.json", report)
+        if not final:
+            return
         if stream is None or time.monotonic() - self._saved_at >= _SAVE_EVERY_S:
             # Named by layer, and the old one goes last: a kill in between finds a pair that fits.
             before = self._state()

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from delivery.model import block, load_block
 from delivery.quantization.driver import BlockResult, Driver
 from delivery.quantization.export import block_tensors
 from delivery.quantization.plan import ModelPlan, Wishes, make_plan
+from delivery.quantization.qat import Loss, Tuned, Tuning, refine
 from delivery.quantization.resume import LayerStore
+from delivery.quantization.running import in_dtype
 
 if TYPE_CHECKING:
     from delivery.checkpoint import Checkpoint
     from delivery.model import ModelConfig
+    from delivery.quantization.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Fine-tune the last `blocks` blocks. loss: None for the distance to the float model."""
+
+    blocks: int
+    tuning: Tuning = field(default_factory=Tuning)
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +56,68 @@ def quantize_layers(
     store: LayerStore,
     format_module: Any,
     after: Callable[[int, BlockResult | None], None],
-) -> None:
+    tail: Tail | None = None,
+) -> Tuned | None:
     """Run the driver over every block that the store does not hold, and keep each in it.
 
     after: called with the number of layers that are done and the result (None for those found done).
+    tail: fine-tune the last blocks; they are done again when a run is resumed. Gives what that achieved.
     """
     layers = driver.config.num_layers
+    start = layers - tail.blocks if tail else layers
+    target = driver.stream.copy() if tail and driver.stream else None
     first = store.resume(driver.stream)
     after(first, None)
+    for layer in range(first if target else 0):
+        _float_block(driver, target, layer)
+    before: Stream | None = None
+    results: list[BlockResult] = []
     for layer in range(first, layers):
+        if target:
+            _float_block(driver, target, layer)
+        if layer == start and driver.stream:
+            before = driver.stream.copy()
         result = driver.quantize_block(layer)
-        tensors = block_tensors(result, plan.of_layer(layer), format_module)
-        report = {
-            "rows": [e.row() for e in result.errors],
-            "block_relative_error": result.block_relative,
-            "notes": result.notes,
-            "tensors": sorted(tensors),
-        }
-        store.put(layer, tensors, report, driver.stream)
+        if layer >= start:
+            results.append(result)
+        else:
+            _keep(store, plan, result, format_module, driver.stream)
         after(layer + 1, result)
+    if not (tail and before and target):
+        return None
+    weights = [load_block(driver.source, driver.config, r.layer, driver.device) for r in results]
+    tuned = refine(driver.config, results, weights, before, target, driver.dtype, tail.tuning, tail.loss)
+    for result in results:
+        result.notes.append(f"block {result.layer} was fine-tuned; its layers' errors are those before")
+        _keep(store, plan, result, format_module, driver.stream, final=False)
+    return tuned
+
+
+def _keep(
+    store: LayerStore,
+    plan: ModelPlan,
+    result: BlockResult,
+    format_module: Any,
+    stream: Stream | None,
+    *,
+    final: bool = True,
+) -> None:
+    tensors = block_tensors(result, plan.of_layer(result.layer), format_module)
+    report = {
+        "rows": [e.row() for e in result.errors],
+        "block_relative_error": result.block_relative,
+        "notes": result.notes,
+        "tensors": sorted(tensors),
+    }
+    store.put(result.layer, tensors, report, stream, final=final)
+
+
+@torch.no_grad()
+def _float_block(driver: Driver, stream: Stream | None, layer: int) -> None:
+    assert stream is not None
+    weights = in_dtype(load_block(driver.source, driver.config, layer, driver.device), driver.dtype)
+    for piece, hidden in stream.run():
+        stream.put(piece, block(driver.config, layer, weights, hidden, piece.positions, piece.mixer))
 
 
 def layers_report(store: LayerStore, layers: int) -> LayersReport:

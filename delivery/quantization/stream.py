@@ -20,13 +20,15 @@ class Piece:
     """Some whole sequences.
 
     hidden: [T, H], kept where `Stream.home` says. lengths: tokens of each. positions: int64 [T] on the
-    device. mixer: its attention, which keeps the rotary tables of these positions.
+    device. mixer: its attention, which keeps the rotary tables of these positions. token_ids: int64 [T],
+    where the piece came from text.
     """
 
     hidden: torch.Tensor
     lengths: tuple[int, ...]
     positions: torch.Tensor
     mixer: DenseAttention
+    token_ids: torch.Tensor | None = None
 
 
 class Stream:
@@ -59,7 +61,7 @@ class Stream:
             flat = torch.tensor([t for s in group for t in s], dtype=torch.int64, device=device)
             lengths = tuple(len(s) for s in group)
             positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
-            pieces.append(Piece(embed(flat).to(home), lengths, positions, DenseAttention(lengths)))
+            pieces.append(Piece(embed(flat).to(home), lengths, positions, DenseAttention(lengths), flat))
         return cls(pieces, device, home)
 
     @property

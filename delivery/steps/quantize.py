@@ -14,10 +14,13 @@ from delivery.quantization import scheme_names
 from delivery.steps.step import Input, StepContext, fields_of, param, step, takes
 
 if TYPE_CHECKING:
+    import torch
+
     from delivery.checkpoint import Checkpoint
     from delivery.model import ModelConfig
     from delivery.quantization.plan import ModelPlan, Wishes
     from delivery.quantization.resume import LayerStore
+    from delivery.quantization.session import Tail
 
 LAYERS = "layers.json"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -69,7 +72,9 @@ class Quantize:
     skip: str = param("", "Layers to leave alone: PATTERN,...", metavar="PATTERNS")
     tensor_parallel: int = param(1, "Ranks that the result will be cut over; groups are chosen to fit.")
     propagate: bool = param(True, "Fit later blocks to the errors of earlier ones.")
-    qat: int = param(0, "Fine-tune the last N blocks on the calibration set.")
+    qat: int = param(0, "Fine-tune the last N blocks on the calibration samples; 2 is usual.")
+    qat_loss: str = param("distill", "What --qat minimises.", choices=("distill", "next-token"))
+    qat_steps: int = param(60, "Gradient steps of --qat.")
     max_layer_error: float = param(0.0, "Fail when a layer's relative error exceeds this; 0 for no limit.")
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
     shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", local=True)
@@ -121,6 +126,13 @@ class Quantize:
         if not 0 <= self.alpha <= 1:
             raise UsageError(
                 "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
+            )
+        if self.qat and not self.propagate:
+            raise UsageError(
+                "qat-needs-propagation",
+                "--qat with --no-propagate",
+                why="fine-tuning starts from what the quantised blocks before it make of the samples",
+                hint="leave one of them out",
             )
         options = Options(
             group_sizes=parse_group_size(self.group_size),
@@ -188,8 +200,29 @@ class Quantize:
                 )
                 task.advance(1)
 
-            quantize_layers(driver, plan, store, format_module, after)
+            tail = self._tail(checkpoint, config, ctx.device, dtype)
+            tuned = quantize_layers(driver, plan, store, format_module, after, tail)
+        if tuned is not None:
+            what = "relative error" if self.qat_loss == "distill" else "next-token loss"
+            text = f"{what} on samples kept out {tuned.before:.4f} before, {tuned.after:.4f} after"
+            ctx.finding("info", f"last {self.qat} blocks fine-tuned: {text}")
+            ctx.metric("qat_error_before", tuned.before, "ratio", "lower")
+            ctx.metric("qat_error_after", tuned.after, "ratio", "lower")
         return store
+
+    def _tail(
+        self, checkpoint: Checkpoint, config: ModelConfig, device: str, dtype: torch.dtype
+    ) -> Tail | None:
+        from delivery.model import load_ends
+        from delivery.quantization.qat import Tuning, next_token_loss
+        from delivery.quantization.session import Tail
+
+        if not self.qat:
+            return None
+        loss = None
+        if self.qat_loss == "next-token":
+            loss = next_token_loss(config, load_ends(checkpoint, config, device, dtype))
+        return Tail(min(self.qat, config.num_layers), Tuning(steps=self.qat_steps), loss)
 
     def _samples(
         self, ctx: StepContext, plan: ModelPlan, wishes: Wishes, config: ModelConfig

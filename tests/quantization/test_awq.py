@@ -27,7 +27,7 @@ def direct_loss(weight: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> f
 
 def test_a_gram_matrix_gives_the_loss_over_all_tokens() -> None:
     weight, x = layer()
-    found = search_scale(weight, x.T @ x, GRID, Search(rows=0))
+    found = search_scale(weight, x.T @ x, GRID, Search(weights=0))
     assert found.loss == pytest.approx(direct_loss(weight, x, found.scale), rel=1e-3)
     assert found.plain_loss == pytest.approx(direct_loss(weight, x, torch.ones(128)), rel=1e-3)
 
@@ -45,16 +45,17 @@ def test_coarse_to_fine_is_as_good_as_the_full_grid() -> None:
     for seed in range(4):
         weight, x = layer(seed)
         gram = x.T @ x
-        full = search_scale(weight, gram, GRID, Search(points=20, rows=0))
-        fast = search_scale(weight, gram, GRID, Search(points=0, rows=0))
+        full = search_scale(weight, gram, GRID, Search(points=20, weights=0))
+        fast = search_scale(weight, gram, GRID, Search(points=0, weights=0))
         assert fast.loss < 1.08 * full.loss  # rounding noise of 96 rows
 
 
 def test_some_rows_rank_candidates_as_all_do() -> None:
     weight, x = layer()
+    weight = torch.cat([weight, *(layer(seed)[0] for seed in (1, 2, 3))])
     gram = x.T @ x
-    scale = search_scale(weight, gram, GRID, Search(rows=48)).scale
-    best = search_scale(weight, gram, GRID, Search(rows=0))
+    scale = search_scale(weight, gram, GRID, Search(weights=1)).scale
+    best = search_scale(weight, gram, GRID, Search(weights=0))
     assert direct_loss(weight, x, scale) < 1.05 * best.loss
 
 

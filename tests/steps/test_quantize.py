@@ -312,3 +312,24 @@ def test_ranks_that_cut_a_layer_get_groups_that_fit(odd: Path, tmp_path: Path) -
         "up_proj": 32,
     }
     assert "down_proj (layers 0 to 2): left in floating point" in ctx.texts("info")
+
+
+@pytest.mark.parametrize("loss", ["distill", "next-token"])
+def test_the_last_blocks_can_be_tuned(loss: str, model: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "own.jsonl"
+    corpus.write_text("\n".join(json.dumps({"text": f"{i * 7}: {WORDS}" * 9}) for i in range(300)))
+    ctx = context(tmp_path, "cal", checkpoint=model)
+    Calibrate(checkpoint="m", corpus=str(corpus), samples=40, sequence_length=64).run(ctx)
+    settings = {"scheme": "rtn-w4a16", "qat": 2, "qat_loss": loss, "qat_steps": 8}
+    tuned = quantize(tmp_path / "tuned", model, ctx.out, **settings)
+    plain = quantize(tmp_path / "plain", model, ctx.out, scheme="rtn-w4a16")
+    assert tuned.metrics["qat_error_after"] < tuned.metrics["qat_error_before"]
+    assert "last 2 blocks fine-tuned" in tuned.texts("info")
+    weights = [Checkpoint.open(c.out).weight("model.layers.0.mlp.up_proj") for c in (tuned, plain)]
+    assert torch.equal(*(w.dequantize() for w in weights))  # type: ignore[union-attr]
+    weights = [Checkpoint.open(c.out).weight("model.layers.2.mlp.up_proj") for c in (tuned, plain)]
+    assert not torch.equal(*(w.dequantize() for w in weights))  # type: ignore[union-attr]
+    if loss == "distill":
+        assert distance(logits(tuned.out), logits(model)) < distance(logits(plain.out), logits(model))
+    with pytest.raises(UsageError, match="--qat with --no-propagate"):
+        quantize(tmp_path / "no", model, ctx.out, **settings, propagate=False)
