@@ -53,7 +53,8 @@ def rebuild_config(file: GgufFile, dtype: str) -> dict[str, Any]:
     config["hidden_act"] = activation
     if layout.model_type.startswith("gemma"):
         config["hidden_activation"] = activation
-    config |= _token_ids(file.metadata)
+    # Stated even where absent, or a class would fill in its own.
+    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | _token_ids(file.metadata)
     config |= _rope(file, get, layout, head_dim)
     config |= _particular(file, get, layout, config)
     return config

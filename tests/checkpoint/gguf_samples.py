@@ -157,7 +157,8 @@ def tiny(name: str, **changes: Any) -> Any:
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
     }
-    config = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
+    config_class = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    config = config_class(**{**sizes, **changes})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape)
