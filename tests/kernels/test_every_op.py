@@ -40,14 +40,11 @@ def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 def runs() -> Iterator[Any]:
     for op in OPS.values():
         for case in op.cases():
-            for dtype in DTYPES:
-                if dtype not in case.tolerance:
-                    continue
-                args = case.make(DEVICE, dtype, 0)
-                for name, backend in op.backends.items():
-                    if backend.why_not(*args) is None:
-                        label = f"{op.name}-{name}-{case.name}-{str(dtype).removeprefix('torch.')}"
-                        yield pytest.param(op, name, case, dtype, id=label)
+            for backend in op.backends:
+                for dtype in DTYPES:
+                    if dtype in case.tolerance:
+                        name = f"{op.name}-{backend}-{case.name}-{str(dtype).removeprefix('torch.')}"
+                        yield pytest.param(op, backend, case, dtype, id=name)
 
 
 # numpy, under the interpreter, warns where a GPU quietly returns the infinity that is wanted.
@@ -56,6 +53,8 @@ def runs() -> Iterator[Any]:
 def test_backend_agrees_with_float64(op: Op, backend: str, case: Case, dtype: torch.dtype) -> None:
     seed = int.from_bytes(f"{op.name}{case.name}".encode()) % 1000
     args = case.make(DEVICE, dtype, seed)
+    if reason := op.backends[backend].why_not(*args):
+        pytest.skip(reason)
     expected_args = [widened(a) for a in case.make(DEVICE, dtype, seed)]
     expected = op.reference(*expected_args)
     actual = op(*args, backend=backend)

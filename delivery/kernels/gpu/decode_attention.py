@@ -18,7 +18,16 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.arrivals import arrival_counters
-from delivery.kernels.gpu.pages import LOWEST, block_of, capped, load_scale, load_tile, nibbles, offset_of
+from delivery.kernels.gpu.packed import halves, quarters
+from delivery.kernels.gpu.pages import (
+    LOWEST,
+    base2_factor,
+    block_of,
+    capped,
+    load_scale,
+    load_tile,
+    offset_of,
+)
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.targets import multiprocessors
 
@@ -34,8 +43,10 @@ def _tiles(length, TILE: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query,
-    query_high,
+    q0,
+    q1,
+    q2,
+    q3,
     k_cache,
     v_cache,
     k_scale,
@@ -51,7 +62,7 @@ def _attend(
     scale,
     softcap,
     KV_HEADS: tl.constexpr,
-    STORED_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
@@ -62,70 +73,114 @@ def _attend(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(sums, high sums, extra, maximum, weight) of the tiles first_tile .. last_tile − 1."""
-    dtype: tl.constexpr = query.dtype
-    exact: tl.constexpr = WIDTH == STORED_DIM
+    """(sums of each part, maximum, weight) over the tiles first_tile .. last_tile − 1.
+
+    The parts of a head (one for a plain cache, see `packed`) multiply one after another. Weights of
+    quantised values carry the value's scale, taken relative to the largest one so far, `reach`: they stay
+    within 0 .. 1, where fp16 is at home.
+    """
+    dtype: tl.constexpr = q0.dtype
+    exact: tl.constexpr = WIDTH == WORDS
+    parts: tl.constexpr = 2 if LAYOUT == "int4" else 1  # scales of a token: one, or step and least
+    more: tl.constexpr = 1 if LAYOUT == "auto" else WIDTH
+    most_parts: tl.constexpr = WIDTH if LAYOUT == "int4" else 1
     rows = tl.arange(0, TILE)
     columns = tl.arange(0, WIDTH)
-    sums = tl.zeros((ROWS, WIDTH), tl.float32)
-    sums_high = tl.zeros((ROWS, WIDTH if LAYOUT == "int4" else 1), tl.float32)
+    sums0 = tl.zeros((ROWS, WIDTH), tl.float32)
+    sums1 = tl.zeros((ROWS, more), tl.float32)
+    sums2 = tl.zeros((ROWS, most_parts), tl.float32)
+    sums3 = tl.zeros((ROWS, most_parts), tl.float32)
     extra = tl.zeros((ROWS,), tl.float32)
     most = tl.full((ROWS,), LOWEST, tl.float32)
     weight = tl.zeros((ROWS,), tl.float32)
+    reach = 1e-30
     if LAYOUT == "int4":
-        query_sum = tl.sum(query.to(tl.float32), 1) + tl.sum(query_high.to(tl.float32), 1)
+        query_sum = tl.sum(q0.to(tl.float32) + q1.to(tl.float32) + q2.to(tl.float32) + q3.to(tl.float32), 1)
+    factor = base2_factor(scale, softcap, SOFTCAP)
     block = block_of(table, first_tile * TILE, rows, length, PAGE, TILE)
     for tile in tl.range(first_tile, last_tile, num_stages=STAGES):
         position = tile * TILE + rows
         keep = position < length
         offset = offset_of(tile * TILE, rows, PAGE, TILE)
-        k = load_tile(
-            k_cache, block, offset, columns, keep, k_stride, head, KV_HEADS, STORED_DIM, exact, False
-        )
-        if LAYOUT == "int4":
-            k_low, k_high = nibbles(k, dtype)
-            scores = tl.dot(query, tl.trans(k_low), input_precision=PRECISION)
-            scores = tl.dot(query_high, tl.trans(k_high), scores, input_precision=PRECISION)
-        else:
-            scores = tl.dot(query, tl.trans(k.to(dtype)), input_precision=PRECISION)
-        if LAYOUT == "int4":
+        k = load_tile(k_cache, block, offset, columns, keep, k_stride, head, KV_HEADS, WORDS, exact, False)
+        k = tl.trans(k)
+        if LAYOUT == "auto":
+            scores = tl.dot(q0, k, input_precision=PRECISION)
+        elif LAYOUT == "int4":
+            k0, k1, k2, k3 = quarters(k, dtype)
+            scores = tl.dot(q0, k0, input_precision=PRECISION)
+            scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
+            scores = tl.dot(q2, k2, scores, input_precision=PRECISION)
+            scores = tl.dot(q3, k3, scores, input_precision=PRECISION)
             step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
             least = load_scale(k_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
             scores = scores * step[None, :] + query_sum[:, None] * least[None, :]
-        elif LAYOUT != "auto":
-            step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
-            scores *= step[None, :]
+        else:
+            k0, k1 = halves(k, LAYOUT, dtype)
+            scores = tl.dot(q0, k0, input_precision=PRECISION)
+            scores = tl.dot(q1, k1, scores, input_precision=PRECISION)
+            scores *= load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)[None, :]
         scores = capped(scores, scale, softcap, SOFTCAP)
         seen = keep
         if WINDOW > 0:
             seen = keep & (position >= length - WINDOW)
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, 1))
+        larger = tl.maximum(most, tl.max(scores, 1) * factor)
         fade = tl.exp2(most - larger)
-        share = tl.exp2(scores - larger[:, None])
+        share = tl.exp2(scores * factor - larger[:, None])
         weight = weight * fade + tl.sum(share, 1)
         most = larger
-        v = load_tile(
-            v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, STORED_DIM, exact, True
-        )
-        if LAYOUT == "int4":
-            step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
-            least = load_scale(v_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
-            extra = extra * fade + tl.sum(share * least[None, :], 1)
-            share = (share * step[None, :]).to(dtype)
-            v_low, v_high = nibbles(v, dtype)
-            sums = tl.dot(share, v_low, sums * fade[:, None], input_precision=PRECISION)
-            sums_high = tl.dot(share, v_high, sums_high * fade[:, None], input_precision=PRECISION)
+        v = load_tile(v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, WORDS, exact, True)
+        if LAYOUT == "auto":
+            sums0 = tl.dot(share.to(dtype), v, sums0 * fade[:, None], input_precision=PRECISION)
         else:
-            if LAYOUT != "auto":
-                step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
-                share *= step[None, :]
-            sums = tl.dot(share.to(dtype), v.to(dtype), sums * fade[:, None], input_precision=PRECISION)
+            step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, parts, PAGE)
+            if LAYOUT == "int4":
+                least = load_scale(v_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
+                extra = extra * fade + tl.sum(share * least[None, :], 1)
+            farther = tl.maximum(reach, tl.max(step, 0))
+            fade *= reach / farther
+            reach = farther
+            share = (share * (step / farther)[None, :]).to(dtype)
+            if LAYOUT == "int4":
+                v0, v1, v2, v3 = quarters(v, dtype)
+                sums2 = tl.dot(share, v2, sums2 * fade[:, None], input_precision=PRECISION)
+                sums3 = tl.dot(share, v3, sums3 * fade[:, None], input_precision=PRECISION)
+            else:
+                v0, v1 = halves(v, LAYOUT, dtype)
+            sums0 = tl.dot(share, v0, sums0 * fade[:, None], input_precision=PRECISION)
+            sums1 = tl.dot(share, v1, sums1 * fade[:, None], input_precision=PRECISION)
         block = block_of(table, (tile + 1) * TILE, rows, length, PAGE, TILE)
+    if LAYOUT != "auto":
+        sums0 = sums0 * reach + extra[:, None]
+        sums1 = sums1 * reach + extra[:, None]
+        sums2 = sums2 * reach + extra[:, None]
+        sums3 = sums3 * reach + extra[:, None]
+    return sums0, sums1, sums2, sums3, most, weight
+
+
+@triton.jit
+def _features(base, row, lane, PART: tl.constexpr, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr):
+    """Addresses [rows, lanes] of the features that a part holds, see `packed`."""
+    if LAYOUT == "auto":
+        feature = lane
+    elif LAYOUT == "int4":
+        feature = 2 * lane + PART // 2 + (PART % 2) * (HEAD_DIM // 2)
+    else:
+        feature = 2 * lane + PART
+    return base + row[:, None] * HEAD_DIM + feature[None, :]
+
+
+@triton.jit
+def _store(base, row, lane, inside, s0, s1, s2, s3, share, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr):
+    """Writes all parts times `share` [rows, 1]."""
+    dtype = base.dtype.element_ty
+    tl.store(_features(base, row, lane, 0, HEAD_DIM, LAYOUT), (s0 * share).to(dtype), mask=inside)
+    if LAYOUT != "auto":
+        tl.store(_features(base, row, lane, 1, HEAD_DIM, LAYOUT), (s1 * share).to(dtype), mask=inside)
     if LAYOUT == "int4":
-        sums += extra[:, None]
-        sums_high += extra[:, None]
-    return sums, sums_high, most, weight
+        tl.store(_features(base, row, lane, 2, HEAD_DIM, LAYOUT), (s2 * share).to(dtype), mask=inside)
+        tl.store(_features(base, row, lane, 3, HEAD_DIM, LAYOUT), (s3 * share).to(dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_sequences"])
@@ -153,7 +208,7 @@ def _decode(
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    STORED_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
@@ -163,6 +218,7 @@ def _decode(
     GROUP_WIDTH: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     LAYOUT: tl.constexpr,
+    COMPUTE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -178,8 +234,8 @@ def _decode(
     position = program * piece
     end = tl.minimum(position + piece, total)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
-    inside = (row < GROUP)[:, None] & (column < STORED_DIM)[None, :]
+    lane = tl.arange(0, WIDTH)
+    inside = (row < GROUP)[:, None] & (lane < WORDS)[None, :]
     while position < end:
         before = ends <= position
         b = tl.sum(before.to(tl.int32), 0)
@@ -192,14 +248,24 @@ def _decode(
         taken = tl.minimum(count - skipped, end - position)
 
         queries = q + b.to(tl.int64) * q_stride + head * (GROUP * HEAD_DIM)
-        query = tl.load(queries + row[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
-        query_high = query
+        at = _features(queries, row, lane, 0, HEAD_DIM, LAYOUT)
+        q0 = tl.load(at, mask=inside, other=0.0).to(COMPUTE)
+        q1 = q0
+        q2 = q0
+        q3 = q0
+        if LAYOUT != "auto":
+            at1 = _features(queries, row, lane, 1, HEAD_DIM, LAYOUT)
+            q1 = tl.load(at1, mask=inside, other=0.0).to(COMPUTE)
         if LAYOUT == "int4":
-            behind = queries + row[:, None] * HEAD_DIM + column[None, :] + STORED_DIM
-            query_high = tl.load(behind, mask=inside, other=0.0)
-        sums, sums_high, most, weight = _attend(
-            query,
-            query_high,
+            at2 = _features(queries, row, lane, 2, HEAD_DIM, LAYOUT)
+            q2 = tl.load(at2, mask=inside, other=0.0).to(COMPUTE)
+            at3 = _features(queries, row, lane, 3, HEAD_DIM, LAYOUT)
+            q3 = tl.load(at3, mask=inside, other=0.0).to(COMPUTE)
+        s0, s1, s2, s3, most, weight = _attend(
+            q0,
+            q1,
+            q2,
+            q3,
             k_cache,
             v_cache,
             k_scale,
@@ -215,7 +281,7 @@ def _decode(
             scale,
             softcap,
             KV_HEADS,
-            STORED_DIM,
+            WORDS,
             ROWS,
             WIDTH,
             PAGE,
@@ -229,17 +295,12 @@ def _decode(
         result = out + b.to(tl.int64) * out_stride + head * (GROUP * HEAD_DIM)
         if taken == count:
             share = 1.0 / tl.maximum(weight, 1e-30)[:, None]
-            at = result + row[:, None] * HEAD_DIM + column[None, :]
-            tl.store(at, (sums * share).to(out.dtype.element_ty), mask=inside)
-            if LAYOUT == "int4":
-                tl.store(at + STORED_DIM, (sums_high * share).to(out.dtype.element_ty), mask=inside)
+            _store(result, row, lane, inside, s0, s1, s2, s3, share, HEAD_DIM, LAYOUT)
         else:
             # Slot 1 of a program: the pair that begins in it and goes on; slot 0: one begun before.
             slot = program * 2 + (skipped == 0).to(tl.int32)
-            piece_at = partial + slot * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + column[None, :]
-            tl.store(piece_at, sums, mask=inside)
-            if LAYOUT == "int4":
-                tl.store(piece_at + STORED_DIM, sums_high, mask=inside)
+            piece_at = partial + slot * (GROUP * HEAD_DIM)
+            _store(piece_at, row, lane, inside, s0, s1, s2, s3, 1.0, HEAD_DIM, LAYOUT)
             tl.store(statistics + slot * (2 * GROUP) + row, most, mask=row < GROUP)
             tl.store(statistics + slot * (2 * GROUP) + GROUP + row, weight, mask=row < GROUP)
             first_program = start // piece
@@ -322,6 +383,9 @@ class DecodeConfig:
     programs: int
 
 
+_COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
 def decode_config(layout: str, head_dim: int) -> DecodeConfig:
     """What measured best on an H200; see docs/performance.md."""
     if head_dim > 128:
@@ -347,8 +411,9 @@ def decode_attention(
 ) -> None:
     """Attention of query b of q [B, heads, head_dim] over sequence b, written to out [B, heads, head_dim]."""
     batch, heads, head_dim = q.shape
-    page, kv_heads, stored_dim = k_cache.shape[1:]
     layout = layout_of(k_cache).name
+    k_words, v_words = (c if layout == "auto" else c.view(torch.int16) for c in (k_cache, v_cache))
+    page, kv_heads, words = k_words.shape[1:]
     config = config or decode_config(layout, head_dim)
     group = heads // kv_heads
     programs = multiprocessors(q.device) * config.programs
@@ -357,8 +422,8 @@ def decode_attention(
     group_width, head_width = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
     _decode[(programs,)](
         q,
-        k_cache,
-        v_cache,
+        k_words,
+        v_words,
         k_scale,
         v_scale,
         block_table,
@@ -370,8 +435,8 @@ def decode_attention(
         q.stride(0),
         out.stride(0),
         block_table.stride(0),
-        k_cache.stride(0),
-        v_cache.stride(0),
+        k_words.stride(0),
+        v_words.stride(0),
         0 if k_scale is None else k_scale.stride(0),
         scale,
         softcap or 0.0,
@@ -379,16 +444,17 @@ def decode_attention(
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
-        STORED_DIM=stored_dim,
+        WORDS=words,
         ROWS=max(16, group_width),
-        WIDTH=max(16, triton.next_power_of_2(stored_dim)),
+        WIDTH=max(16, triton.next_power_of_2(words)),
         PAGE=page,
         TILE=config.tile,
         SEQUENCES=16 if batch <= 16 else max(128, triton.next_power_of_2(batch)),
-        MERGED=max(1, min(16, 8192 // (group_width * head_width))),
+        MERGED=max(1, min(16 if config.programs < 3 else 8, 8192 // (group_width * head_width))),
         GROUP_WIDTH=group_width,
         HEAD_WIDTH=head_width,
         LAYOUT=layout,
+        COMPUTE=_COMPUTE[q.dtype if layout == "auto" or q.dtype == torch.float32 else torch.float16],
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap is not None,
         STAGES=config.stages,

@@ -84,10 +84,16 @@ def nibbles(packed, dtype: tl.constexpr):
 
 @triton.jit
 def capped(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores times `scale`, soft-capped, in base 2. tanh x = 1 − 2 / (e^2x + 1), right at ±∞ too."""
+    """Soft-capped scores still to be multiplied by `base2_factor`. tanh x = 1 − 2 / (e^2x + 1)."""
     if SOFTCAP:
-        ratio = scores * (scale / softcap)
-        scores = (1.0 - 2.0 / (tl.exp2(ratio * (2.0 * LOG2E)) + 1.0)) * (softcap * LOG2E)
-    else:
-        scores *= scale * LOG2E
+        scores = 1.0 - 2.0 / (tl.exp2(scores * (scale / softcap * (2.0 * LOG2E))) + 1.0)
     return scores
+
+
+@triton.jit
+def base2_factor(scale, softcap, SOFTCAP: tl.constexpr):
+    """What turns scores into exponents of 2. Multiplied in where the maximum is taken off: one operation."""
+    factor = scale * LOG2E
+    if SOFTCAP:
+        factor = softcap * LOG2E
+    return factor

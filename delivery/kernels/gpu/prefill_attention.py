@@ -18,7 +18,16 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from delivery.kernels.gpu.pages import LOWEST, block_of, capped, load_scale, load_tile, nibbles, offset_of
+from delivery.kernels.gpu.pages import (
+    LOWEST,
+    base2_factor,
+    block_of,
+    capped,
+    load_scale,
+    load_tile,
+    nibbles,
+    offset_of,
+)
 from delivery.kernels.kv_layout import layout_of
 
 
@@ -65,6 +74,7 @@ def _attend_span(
     exact: tl.constexpr = WIDTH == STORED_DIM
     rows = tl.arange(0, TILE)
     columns = tl.arange(0, WIDTH)
+    factor = base2_factor(scale, softcap, SOFTCAP)
     block = block_of(table, begin, rows, length, PAGE, TILE)
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
         position = first + rows
@@ -95,9 +105,9 @@ def _attend_span(
             if WINDOW > 0:
                 seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, 1))
+        larger = tl.maximum(most, tl.max(scores, 1) * factor)
         fade = tl.exp2(most - larger)
-        share = tl.exp2(scores - larger[:, None])
+        share = tl.exp2(scores * factor - larger[:, None])
         weight = weight * fade + tl.sum(share, 1)
         most = larger
         sums *= fade[:, None]

@@ -1,7 +1,6 @@
-"""Next-token choice: a threshold for each filtered row, then the (Gumbel) maximum of what lies above it.
+"""Next-token choice: the (Gumbel) maximum over the tokens that the filters keep.
 
-The maximum reads the logits once, split over the card. The threshold reads them once for every two bits
-of the answer (8 times for bf16 logits), from the L2 cache: it needs no sort and no room for one.
+Reads the logits once, split over the card; the program of a row that arrives last picks among the parts.
 """
 
 from __future__ import annotations
@@ -11,18 +10,8 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.arrivals import arrival_counters
-from delivery.kernels.gpu.pages import LOG2E
+from delivery.kernels.gpu.token_filter import ordered_key, thresholds
 from delivery.kernels.targets import multiprocessors
-
-_KEY_BITS = {torch.float32: 32, torch.float16: 20, torch.bfloat16: 16}
-"""Leading bits of a float32 in which numbers of a dtype differ (rounded up to an even count)."""
-
-
-@triton.jit
-def _key(x):
-    """uint32 in the order of the float32 x."""
-    bits = x.to(tl.uint32, bitcast=True)
-    return bits ^ tl.where(bits >> 31 == 1, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
 
 
 @triton.jit
@@ -31,81 +20,6 @@ def _mix(word):
     word = (word ^ (word >> 16)) * 0x7FEB352D
     word = (word ^ (word >> 15)) * 0x846CA68B
     return word ^ (word >> 16)
-
-
-@triton.jit
-def _share(x, highest, temperature, by_mass):
-    """What a token adds to a search: its unnormalised probability, or 1."""
-    return tl.where(by_mass, tl.exp2((x - highest) * (LOG2E / temperature)), 1.0)
-
-
-@triton.jit
-def _search(
-    row, floor, wanted, by_mass, highest, temperature, vocabulary, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The largest key whose tokens, itself and above, of those at `floor` or above, add up to `wanted`."""
-    column = tl.arange(0, BLOCK)
-    found = tl.full((), 0, tl.uint32)
-    for step in range(BITS // 2):
-        shift = 30 - 2 * step
-        one = tl.full((), 1, tl.uint32) << shift
-        high = tl.zeros((BLOCK,), tl.float32)
-        middle = tl.zeros((BLOCK,), tl.float32)
-        low = tl.zeros((BLOCK,), tl.float32)
-        for begin in range(0, vocabulary, BLOCK):
-            inside = begin + column < vocabulary
-            x = tl.load(row + begin + column, mask=inside, other=float("-inf")).to(tl.float32)
-            key = _key(x)
-            share = tl.where(inside & (key >= floor), _share(x, highest, temperature, by_mass), 0.0)
-            high += tl.where(key >= found + 3 * one, share, 0.0)
-            middle += tl.where(key >= found + 2 * one, share, 0.0)
-            low += tl.where(key >= found + one, share, 0.0)
-        enough = (tl.sum(low) >= wanted).to(tl.uint32)
-        enough += (tl.sum(middle) >= wanted).to(tl.uint32)
-        enough += (tl.sum(high) >= wanted).to(tl.uint32)
-        found += enough * one
-    return found
-
-
-@triton.jit
-def _thresholds(
-    logits,
-    temperature,
-    top_k,
-    top_p,
-    threshold,
-    stride,
-    vocabulary,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    row = logits + b * stride
-    warmth = tl.load(temperature + b)
-    k = tl.load(top_k + b)
-    p = tl.load(top_p + b)
-    floor = tl.full((), 0, tl.uint32)
-    if warmth > 0:
-        if (k > 0) & (k < vocabulary):
-            floor = _search(row, floor, k.to(tl.float32), False, 0.0, warmth, vocabulary, BITS, BLOCK)
-        if p < 1:
-            column = tl.arange(0, BLOCK)
-            highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-            for begin in range(0, vocabulary, BLOCK):
-                inside = begin + column < vocabulary
-                x = tl.load(row + begin + column, mask=inside, other=float("-inf")).to(tl.float32)
-                highest = tl.maximum(highest, x)
-            most = tl.max(highest)
-            mass = tl.zeros((BLOCK,), tl.float32)
-            for begin in range(0, vocabulary, BLOCK):
-                inside = begin + column < vocabulary
-                x = tl.load(row + begin + column, mask=inside, other=float("-inf")).to(tl.float32)
-                kept = inside & (_key(x) >= floor)
-                mass += tl.where(kept, _share(x, most, warmth, True), 0.0)
-            wanted = tl.maximum(tl.sum(mass) * p, 1e-30)
-            nucleus = _search(row, floor, wanted, True, most, warmth, vocabulary, BITS, BLOCK)
-            floor = tl.maximum(floor, nucleus)
-    tl.store(threshold + b, floor)
 
 
 @triton.jit(do_not_specialize=["span"])
@@ -137,8 +51,8 @@ def _choose(
     first = _mix(key.to(tl.uint32) ^ _mix((key >> 32).to(tl.uint32)))
     second = _mix(first ^ tl.load(position + b).to(tl.uint32))
     column = tl.arange(0, BLOCK)
-    value = tl.full((), float("-inf"), tl.float32)
-    index = tl.full((), 0, tl.int32)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best_at = split * span + column
     for begin in range(split * span, tl.minimum(split * span + span, vocabulary), BLOCK):
         token = begin + column
         inside = token < vocabulary
@@ -146,15 +60,15 @@ def _choose(
         score = x * scale
         if random:
             if FILTERED:
-                score = tl.where(_key(x) >= tl.load(threshold + b), score, float("-inf"))
+                score = tl.where(ordered_key(x) >= tl.load(threshold + b), score, float("-inf"))
             word = _mix(_mix(token.to(tl.uint32) * 0x9E3779B9 + first) ^ second)
             uniform = ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
             score -= tl.log(-tl.log(uniform))
-        score = tl.where(inside, score, float("-inf"))
-        largest = tl.max(score, 0)
-        if largest > value:
-            value = largest
-            index = begin + tl.argmax(score, 0).to(tl.int32)
+        better = inside & (score > best)
+        best = tl.where(better, score, best)
+        best_at = tl.where(better, token, best_at)
+    value = tl.max(best, 0)
+    index = tl.min(tl.where(best == value, best_at, 0x7FFFFFFF), 0)  # the first of equal maxima
     if SPLITS == 1:
         tl.store(out + b, index.to(tl.int64))
     else:
@@ -187,23 +101,10 @@ def sample(
     out = torch.empty(rows, dtype=torch.int64, device=device)
     if rows == 0:
         return out
-    threshold = None
-    if filtered:
-        threshold = torch.empty(rows, dtype=torch.uint32, device=device)
-        _thresholds[(rows,)](
-            logits,
-            temperature,
-            top_k,
-            top_p,
-            threshold,
-            logits.stride(0),
-            vocabulary,
-            BITS=_KEY_BITS[logits.dtype],
-            BLOCK=min(8192, triton.next_power_of_2(vocabulary)),
-            num_warps=16,
-        )
+    settings = (temperature, top_k, top_p)
+    threshold = thresholds(logits, *settings) if filtered else None
     block = min(2048, triton.next_power_of_2(vocabulary))
-    splits = max(1, min(triton.cdiv(vocabulary, block), multiprocessors(device) // rows))
+    splits = max(1, min(triton.cdiv(vocabulary, block), 8 * multiprocessors(device) // rows))
     span = triton.cdiv(triton.cdiv(vocabulary, splits), block) * block
     splits = triton.cdiv(vocabulary, span)
     best_value = torch.empty(rows, splits, dtype=torch.float32, device=device)
