@@ -21,7 +21,7 @@ import torch
 
 from delivery.engine import assemble as assembling
 from delivery.engine import core
-from delivery.engine.assemble import Assembled, activation_dtype, device_forms, finish
+from delivery.engine.assemble import Assembled, activation_dtype, around, device_forms
 from delivery.engine.engine_model import load_model
 from delivery.engine.options import EngineOptions
 from delivery.engine.request import Request, SamplingParams
@@ -108,7 +108,7 @@ def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.Eng
         place = torch.device("cuda")
         with torch.inference_mode():
             model = load_model(RandomWeights(config, form), parsed, place, device_forms("cuda", dtype))
-        return finish(model, parsed, given, "cuda", path)
+        return around(model, given, "cuda", None)
 
     original: Callable[..., Assembled] = assembling.assemble
     core.assemble = make
@@ -154,6 +154,10 @@ def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, 
     }
 
 
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f}"
+
+
 def anchor(form: str, batch: int) -> dict[str, float]:
     path = Path(__file__).parent / "anchors" / f"vllm-{form}.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
@@ -175,8 +179,8 @@ def main() -> None:
         plan = engine.plan
         peak = torch.cuda.max_memory_allocated()
         print(
-            f"{form}: loaded in {time.perf_counter() - started:.1f} s, "
-            f"weights {plan.weights_bytes / 2**30:.2f} GiB, plan {plan.total_bytes / 2**30:.2f} GiB, allocated {peak / 2**30:.2f} GiB",
+            f"{form}: loaded in {time.perf_counter() - started:.1f} s, GiB: weights {gib(plan.weights_bytes)}, "
+            f"plan {gib(plan.total_bytes)}, allocated {gib(peak)}",
             flush=True,
         )
         for batch in map(int, arguments.batches.split(",")):

@@ -16,6 +16,7 @@ from delivery.engine.directory import check_fingerprint, is_engine, read_about, 
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
+from delivery.engine.graphs import CudaGraphs, decode_sizes
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need
@@ -74,6 +75,14 @@ def assemble(path: Path, options: EngineOptions) -> Assembled:
         else:
             dtype = activation_dtype(options.dtype, device, config)
             model = load_model(checkpoint, config, place, device_forms(device, dtype))
+    return around(model, options, device, open_tokenizer(path))
+
+
+def around(
+    model: EngineModel, options: EngineOptions, device: str, tokenizer: Tokenizer | None
+) -> Assembled:
+    """Plan the memory that the weights leave, allocate it, record decode steps where the device can."""
+    config, place = model.config, torch.device(device)
     made = memory_plan(config, options, device, weights_size(model), model.dtype)
     rotary = RotaryTables(config, made.max_model_len, place)
     cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place)
@@ -86,7 +95,8 @@ def assemble(path: Path, options: EngineOptions) -> Assembled:
         device=place,
         seed=options.seed,
     )
-    tokenizer = open_tokenizer(path)
+    if device == "cuda" and options.graphs:
+        runner.recorded = CudaGraphs(runner, decode_sizes(options.sequences(device)))
     eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     return Assembled(config, runner, made, tokenizer, tuple(eos), device)
 
