@@ -88,16 +88,17 @@ def test_every_job_runs_its_stage_and_lets_no_baseline_pass(render: Any) -> None
 
 def test_gitlab_passes_on_artifacts_caches_and_reports() -> None:
     made = gitlab(pipeline())
-    for name in ("convert", "build", "smoke"):
-        assert ".deliver/artifacts/" in made[name]["artifacts"]["paths"]
-        assert made[name]["artifacts"]["when"] == "always"
+    handed_on = made[".stage"]["artifacts"]
+    assert {".deliver/artifacts/", ".deliver/keys/"} <= set(handed_on["paths"])
+    assert handed_on["when"] == "always"
+    assert all(made[name]["extends"] == ".stage" for name in ("convert", "build", "smoke", "package"))
     assert made["smoke"]["needs"] == ["build"]
     reports = made["smoke"]["artifacts"]["reports"]
     assert reports == {
         "junit": ".deliver/reports/smoke/junit.xml",
         "metrics": ".deliver/reports/smoke/metrics.txt",
     }
-    assert "reports" not in made["build"]["artifacts"]
+    assert "artifacts" not in made["build"]
     assert made[".stage"]["cache"][1]["paths"][0] == ".deliver/artifacts/"
     assert made["package"]["artifacts"]["paths"] == ["release/"]
 
@@ -163,6 +164,18 @@ def test_texts_of_users_stay_texts() -> None:
     assert gitlab(pipeline(), options)[".stage"]["before_script"] == ['pip install "a: b" # c']
     steps = github(pipeline(), options)["jobs"]["convert"]["steps"]
     assert next(step["run"] for step in steps if step.get("name") == "Install") == 'pip install "a: b" # c'
+
+
+@pytest.mark.parametrize(("system", "schema"), [("gitlab", "gitlab-ci"), ("github", "github-workflows")])
+def test_definitions_are_what_the_systems_schemas_say(system: str, schema: str, tmp_path: Path) -> None:
+    path = tmp_path / "ci.yml"
+    path.write_text(render_ci(system, pipeline(), "pipelines/p.yaml", CiOptions()), "utf-8")
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command = [checker, "--builtin-schema", f"vendor.{schema}", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    path.write_text(path.read_text("utf-8").replace("needs:", "nedes:"), "utf-8")
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 def test_zizmor_finds_nothing_in_the_workflow(tmp_path: Path) -> None:
