@@ -51,6 +51,10 @@ def test_noise_in_the_weights_garbles_and_swapped_layers_loop():
     assert sum(find_loop(o["text"]) is not None for o in of("swapped")) >= 30
 
 
+def test_english_outputs_are_never_called_another_language():
+    assert {language_of(o["text"]) for o in of("good")} <= {"en", ""}
+
+
 @pytest.mark.parametrize("text", CHINESE["good"])
 def test_good_chinese_is_clean(text):
     assert garbled(text) == []

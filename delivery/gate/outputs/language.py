@@ -8,7 +8,7 @@ from collections import Counter
 from functools import cache
 
 _WORDS = {
-    "en": "the of and to in is that it was for on are as with his they be at have this from or had by not",
+    "en": "the of and to in is that it was for on are as with his they be at have this from by not you we he",
     "de": "der die und in den von zu das mit sich des auf für ist im dem nicht ein eine als auch es an",
     "fr": "le de la et les des en un une du est que dans qui pour pas sur au par plus ne se ce il sont avec",
     "es": "de la que el en y los se del las un por con no una su para es al lo como más pero sus le ya o",
@@ -16,7 +16,13 @@ _WORDS = {
     "pt": "de a o que e do da em um para é com não uma os no se na por mais as dos como mas foi ao ele das",
     "nl": "de het een en van in is dat op te zijn met voor niet aan er om ook als dan maar bij nog uit ze",
 }
-_COMMON = {language: frozenset(words.split()) for language, words in _WORDS.items()}
+# Words of other languages that English text is full of say nothing.
+_ENGLISH_TOO = "a an as do no on in is me we he was die so am also plus son per come al"
+_SHARED = frozenset(_ENGLISH_TOO.split())
+_COMMON = {
+    language: frozenset(words.split()) - (frozenset() if language == "en" else _SHARED)
+    for language, words in _WORDS.items()
+}
 _BY_SCRIPT = {
     "HANGUL": "ko",
     "CYRILLIC": "ru",
@@ -28,6 +34,7 @@ _BY_SCRIPT = {
 }
 _KANA_SHARE = 0.05
 _MAIN_SHARE = 0.5
+_CLEAR_HITS, _COMMON_SHARE = 2, 0.06
 LANGUAGES = (*_COMMON, "zh", "ja", *_BY_SCRIPT.values())
 
 
@@ -49,11 +56,10 @@ def language_of(text: str) -> str:
 def _latin(text: str) -> str:
     words = re.findall(r"[^\W\d_]+", text.lower())
     scores = {language: sum(w in common for w in words) for language, common in _COMMON.items()}
-    best = max(scores, key=lambda language: scores[language])
-    # A handful of words may hold no common one ("Paris."); that says nothing against English.
-    if scores[best] == 0 or scores[best] < 0.06 * len(words):
-        return ""
-    return best
+    best, second = sorted(scores, key=lambda language: scores[language], reverse=True)[:2]
+    # A handful of words may hold no common one ("Paris."), or one that several languages share ("a").
+    clear = scores[best] >= _CLEAR_HITS and scores[best] > scores[second]
+    return best if clear and scores[best] >= _COMMON_SHARE * len(words) else ""
 
 
 @cache
