@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delivery.checkpoint.header import TensorInfo
+    from delivery.checkpoint.inspect import describe
     from delivery.checkpoint.reader import Checkpoint
     from delivery.checkpoint.tokenizer import Tokenizer
     from delivery.checkpoint.writer import CheckpointWriter
 
-__all__ = ["Checkpoint", "CheckpointWriter", "TensorInfo", "Tokenizer"]
+__all__ = ["Checkpoint", "CheckpointWriter", "TensorInfo", "Tokenizer", "describe"]
 
 _HOMES = {
     "Checkpoint": "reader",
     "CheckpointWriter": "writer",
     "TensorInfo": "header",
     "Tokenizer": "tokenizer",
+    "describe": "inspect",
 }
 
 

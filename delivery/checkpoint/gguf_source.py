@@ -63,6 +63,7 @@ class GgufSource:
             TOKENIZER_JSON: tokenizer.encode(),
             TOKENIZER_CONFIG: as_json(tokenizer_config).encode(),
             GENERATION_CONFIG: as_json(rebuild_generation_config(self._file.metadata)).encode(),
+            "README.md": _card(self._file.metadata).encode(),
         }
 
     @property
@@ -89,6 +90,17 @@ class GgufSource:
         for size in shape:
             count *= size
         return count
+
+
+def _card(metadata: Mapping[str, Any]) -> str:
+    """A model card with what the file says of its origin: name, licence, languages."""
+    lines = ["---"]
+    lines += [f"license: {metadata['general.license']}"] if metadata.get("general.license") else []
+    languages = metadata.get("general.languages") or []
+    lines += ["language:", *(f"- {code}" for code in languages)] if languages else []
+    name = metadata.get("general.name") or metadata.get("general.basename") or "Model"
+    by = f", by {metadata['general.organization']}" if metadata.get("general.organization") else ""
+    return "\n".join([*lines, "---", "", f"# {name}{by}", "", "Converted from GGUF.", ""])
 
 
 def as_torch(values: NDArray[Any]) -> torch.Tensor:

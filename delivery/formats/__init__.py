@@ -1,7 +1,6 @@
 """On-disk layouts of quantised weights, one per file: `formats/<name>.py` packs and unpacks a QTensor.
 
 A format module has
-    METHODS: tuple[str, ...]    values of `quant_method` that it reads
     pack(prefix, qtensor, bias=None) -> dict[str, Tensor]
     unpack(prefix, get, has, quantization_config) -> QTensor
     is_quantized(prefix, has, quantization_config) -> bool
@@ -45,20 +44,22 @@ def load_format(name: str) -> Any:
 
 
 def format_of(quantization_config: Mapping[str, Any]) -> Any:
-    """The format module that reads a checkpoint's `quantization_config`.
+    """The format module that reads a checkpoint's `quantization_config`; its name is the `quant_method`.
 
     Raises DataError `quantization-unknown`, naming what can be read.
     """
+    return load_format(method_of(quantization_config))
+
+
+def method_of(quantization_config: Mapping[str, Any]) -> str:
+    """The format's name, without loading it. Raises as `format_of`."""
     method = str(quantization_config.get("quant_method", ""))
-    modules = [load_format(name) for name in format_names()]
-    for module in modules:
-        if method in module.METHODS:
-            return module
-    known = sorted(m for module in modules for m in module.METHODS)
+    if method in format_names():
+        return method
     raise DataError(
         "quantization-unknown",
         f"checkpoints quantised with {method!r} cannot be read",
-        why=f"quant_method may be {', '.join(known)}",
+        why=f"quant_method may be {', '.join(format_names())}",
         hint="convert the float checkpoint that it was made from",
     )
 

@@ -33,7 +33,6 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import QTensor
 
-METHODS = ("awq",)
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _REVERSE = tuple(_ORDER.index(i) for i in range(8))
 _BITS = 4

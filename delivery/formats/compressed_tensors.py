@@ -38,7 +38,6 @@ from delivery.formats._checks import (
 from delivery.formats._schemes import group_of, groups, kv_cache_scheme, why_not_kv
 from delivery.qtensor import QTensor
 
-METHODS = ("compressed-tensors",)
 _BLOCK = 128
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

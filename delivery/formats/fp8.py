@@ -27,7 +27,6 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import QTensor
 
-METHODS = ("fp8",)
 _BLOCK = 128
 
 

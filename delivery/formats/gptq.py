@@ -37,7 +37,6 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import QTensor
 
-METHODS = ("gptq",)
 _V1, _V2 = "gptq", "gptq_v2"
 
 

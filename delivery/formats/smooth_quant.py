@@ -26,7 +26,6 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import FLOAT8, QTensor
 
-METHODS = ("smooth_quant",)
 _DTYPES = (torch.int8, *FLOAT8)
 
 

@@ -1,0 +1,60 @@
+"""What was written, read back: headers and index, finite scales, tensors that had to stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from delivery.checkpoint.canonical import check_finite
+from delivery.checkpoint.reader import Checkpoint
+from delivery.errors import DataError
+
+_SCALES = ("scales", "scale", "weight_scale", "weight_scale_inv", "input_scale", "k_scale", "v_scale")
+
+
+def _unheard(_size_bytes: int) -> None:
+    return
+
+
+def verify_export(
+    out: Path,
+    source: Checkpoint,
+    unchanged: Iterable[str],
+    advance: Callable[[int], None] = _unheard,
+) -> int:
+    """Check a quantised checkpoint against its source; gives how many tensors were compared.
+
+    Opening it holds index and headers against each other; every scale has to be finite; every tensor
+    named in `unchanged` has to be bit-identical to the source's. One tensor is held at a time.
+    Raises DataError: what `Checkpoint.open` raises, `tensor-not-finite`, `tensor-changed`.
+    """
+    written = Checkpoint.open(out)
+    for name in written.names():
+        if name.rpartition(".")[2] in _SCALES:
+            check_finite(name, written.tensor(name))
+    count = 0
+    for name in unchanged:
+        if not _same(source, written, name):
+            raise DataError(
+                "tensor-changed",
+                f"tensor {name!r} is not what it was in the source",
+                why=f"it was not to be quantised, and differs between {source.path} and {out}",
+                hint="this is a fault of the export; please report it",
+            )
+        advance(written.info(name).size_bytes)
+        count += 1
+    return count
+
+
+def _same(source: Checkpoint, written: Checkpoint, name: str) -> bool:
+    import torch
+
+    if not written.has(name):
+        return False
+    before, after = source.tensor(name), written.tensor(name)
+    if (before.dtype, before.shape) != (after.dtype, after.shape):
+        return False
+    if before.numel() == 0:
+        return True
+    raw = (t.reshape(-1).view(torch.uint8) for t in (before, after))
+    return torch.equal(*raw)

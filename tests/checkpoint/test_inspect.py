@@ -1,0 +1,183 @@
+"""`describe` says what a checkpoint is, of every form, from configs and headers alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf_samples as samples
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoint import write_tokenizer
+from tokenizer_samples import byte_level
+
+from delivery.checkpoint import describe
+from delivery.errors import DataError
+from delivery.formats import awq, compressed_tensors, fp8, gptq, smooth_quant
+from delivery.qtensor import QTensor
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 259,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rope_theta": 5e5,
+}
+PREFIX = "model.layers.0.mlp.up_proj"
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    save_file(tensors, path / "model.safetensors")
+    write_tokenizer(path)
+    return path
+
+
+def four_bit() -> QTensor:
+    return QTensor(
+        torch.zeros(128, 128, dtype=torch.int8), torch.ones(128, 4, dtype=torch.float16), None, 32, 4
+    )
+
+
+def eight_bit(block: bool = False) -> QTensor:
+    dtype = torch.float8_e4m3fn if block else torch.int8
+    scale = torch.ones(1, 1) if block else torch.ones(128, 1)
+    qdata = torch.zeros(128, 128).to(dtype)
+    return QTensor(qdata, scale, None, -1, 8, act_dtype=dtype, block_size=128 if block else None)
+
+
+def test_plain_checkpoint(tmp_path: Path) -> None:
+    tensors = {
+        "model.embed_tokens.weight": torch.zeros(259, 128, dtype=torch.bfloat16),
+        "model.norm.weight": torch.ones(128),
+    }
+    write(tmp_path, tensors)
+    (tmp_path / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Model\n")
+    facts = describe(tmp_path)
+    expected = {
+        "architecture": "LlamaForCausalLM",
+        "family": "llama",
+        "format": "safetensors",
+        "layers": 3,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "context_tokens": 512,
+        "rope_theta": 5e5,
+        "tied_embeddings": True,
+        "kv_bytes_per_token": 3 * 2 * 2 * 32 * 2,
+        "parameters": 259 * 128 + 128,
+        "size_bytes": 259 * 128 * 2 + 512,
+        "quantization": None,
+        "license": "apache-2.0",
+    }
+    assert {k: facts[k] for k in expected} == expected
+    assert facts["dtypes"] == {
+        "BF16": {"tensors": 1, "bytes": 259 * 128 * 2},
+        "F32": {"tensors": 1, "bytes": 512},
+    }
+    assert facts["bits_per_weight"] == pytest.approx(16.06, abs=0.01)
+    assert facts["tokenizer"] == {"kind": "BPE", "vocab_size": 259, "chat_template": True}
+    assert all(e["loads"] for e in facts["engines"].values())
+    assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize(
+    ("module", "q", "bits", "refusing"),
+    [
+        (awq, four_bit(), 4, set()),
+        (gptq, four_bit(), 4, set()),
+        (compressed_tensors, four_bit(), 4, {"lmdeploy"}),
+        (compressed_tensors, eight_bit(), 8, {"lmdeploy"}),
+        (smooth_quant, eight_bit(), 8, {"vllm", "sglang", "transformers"}),
+        (fp8, eight_bit(block=True), 8, set()),
+    ],
+)
+def test_quantised_checkpoint(
+    module: object, q: QTensor, bits: int, refusing: set[str], tmp_path: Path
+) -> None:
+    entry = module.quantization_config({PREFIX: q, "model.layers.0.mlp.gate_proj": None})
+    facts = describe(write(tmp_path, module.pack(PREFIX, q), quantization_config=entry))
+    assert facts["parameters"] == 128 * 128
+    assert facts["quantization"]["bits"] == bits
+    assert bits <= facts["bits_per_weight"] < bits + 1.3
+    assert {n for n, e in facts["engines"].items() if not e["loads"]} == refusing
+    for name in refusing:
+        assert f"it does not read {entry['quant_method']}" in facts["engines"][name]["why_not"]
+
+
+def test_transformers_needs_a_word_for_zero_points(tmp_path: Path) -> None:
+    q = four_bit()
+    q = QTensor(q.qdata.to(torch.uint8), q.scale, torch.ones(128, 4, dtype=torch.uint8), 32, 4)
+    entry = compressed_tensors.quantization_config({PREFIX: q})
+    facts = describe(write(tmp_path, compressed_tensors.pack(PREFIX, q), quantization_config=entry))
+    assert "dequantize=True" in facts["engines"]["transformers"]["needs"]
+
+
+def test_why_not_ours(tmp_path: Path) -> None:
+    tensors = {"x": torch.ones(2)}
+    unknown = describe(write(tmp_path, tensors, architectures=["RwkvForCausalLM"]))
+    assert "RwkvForCausalLM" in unknown["engines"]["deliver"]["why_not"]
+    assert unknown["family"] is None
+    assert unknown["layers"] == 3
+    write(tmp_path, tensors, quantization_config={"quant_method": "bitsandbytes"})
+    assert "'bitsandbytes' cannot be read" in describe(tmp_path)["engines"]["deliver"]["why_not"]
+    write(tmp_path, tensors, auto_map={"AutoModel": "x.Y"})
+    assert "Python code" in describe(tmp_path)["engines"]["vllm"]["needs"]
+    (tmp_path / "tokenizer.json").unlink()
+    facts = describe(tmp_path)
+    assert facts["tokenizer"] is None
+    assert facts["engines"]["deliver"]["why_not"] == "it has no tokenizer"
+
+
+def test_bin_directory_and_licence_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.save({"x": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "LICENSE").write_text("\n   MIT License\n\nCopyright\n")
+    facts = describe(tmp_path)
+    assert facts["format"] == "bin"
+    assert facts["size_bytes"] == (tmp_path / "pytorch_model.bin").stat().st_size
+    assert facts["parameters"] is None
+    assert facts["license"] == "MIT License"
+    assert "deliver convert" in facts["engines"]["deliver"]["why_not"]
+
+
+def test_gguf_file(tmp_path: Path) -> None:
+    file = samples.write(
+        tmp_path / "m.gguf",
+        samples.tiny("Llama"),
+        "llama",
+        tokenizer=byte_level(),
+        extra=lambda w: w.add_license("mit"),
+    )
+    for place in (file, tmp_path):
+        facts = describe(place)
+        assert (facts["format"], facts["architecture"]) == ("gguf", "LlamaForCausalLM")
+        assert facts["license"] == "mit"
+        assert facts["parameters"] == sum(p.numel() for p in samples.tiny("Llama").parameters())
+        assert "deliver convert" in facts["engines"]["deliver"]["why_not"]
+
+
+def test_a_damaged_directory_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, {"x": torch.ones(20)})
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"model\.safetensors is cut short"):
+        describe(tmp_path)
+
+
+def test_no_torch_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path, {"x": torch.ones(2)}, quantization_config={"quant_method": "awq", "bits": 4})
+    code = (
+        "import sys; from delivery.checkpoint import describe; describe(sys.argv[1]);"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
