@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from delivery.errors import DeliverError
 from delivery.steps import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from delivery.pipeline.store import Store
 
@@ -56,6 +59,27 @@ def workdir_option(function: Callable[..., Any]) -> Callable[..., Any]:
         callback=remember,
         help="Where artifacts, logs and locks are kept.",
     )(function)
+
+
+@contextmanager
+def answering(as_json: bool) -> Iterator[Callable[[Any], None]]:
+    """Gives a function that prints the one JSON object, and prints an error as that object otherwise.
+
+    Without `as_json` nothing is printed here.
+    """
+    answered = not as_json
+
+    def answer(value: Any) -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            click.echo(json.dumps(value, ensure_ascii=False))
+
+    try:
+        yield answer
+    except DeliverError as error:
+        answer({"passed": False, "error": {"code": error.code, "what": error.what, "why": error.why}})
+        raise
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import Session, json_option, workdir_option
+from delivery.cli._session import Session, answering, json_option, workdir_option
 from delivery.errors import UsageError
 from delivery.pipeline.values import check_field, describe, is_flag, is_list, parsed, type_of
 from delivery.steps.step import fields_of, is_check
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delivery.artifact import Json
+    from delivery.pipeline.result import StageResult
     from delivery.steps.step import Field
 
 _GATE_PIPELINE = "pipelines/default.yaml"
@@ -121,9 +120,13 @@ def _callback(step: type[Any]) -> Any:
     def run(**given: Any) -> None:
         session = click.get_current_context().ensure_object(Session)
         shared = {name: given.pop(name) for name in list(given) if name.endswith("__")}
-        as_json = given.pop("as_json")
-        instance = step(**_values(step, given))
-        _run(instance, session, shared, as_json)
+        shared["json__"] = given.pop("as_json")
+        with answering(shared["json__"]) as answer:
+            result = _run(step(**_values(step, given)), session, shared)
+            path = shared["out__"] or str(result.artifact.path)
+            answer({**result.to_json(), "path": path})
+            if result.error is not None:
+                raise result.error
 
     return run
 
@@ -157,7 +160,7 @@ def _typed(raw: Any, hint: Any) -> Any:
     return parsed(raw, hint)
 
 
-def _run(instance: Any, session: Session, shared: dict[str, Any], as_json: bool) -> None:
+def _run(instance: Any, session: Session, shared: dict[str, Any]) -> StageResult:
     from delivery.pipeline.progress import display
     from delivery.pipeline.result import RunResult, table
     from delivery.pipeline.single import run_step
@@ -178,17 +181,10 @@ def _run(instance: Any, session: Session, shared: dict[str, Any], as_json: bool)
         )
     finally:
         shown.close()
-    if as_json:
-        click.echo(
-            json.dumps({**result.to_json(), "path": str(out or result.artifact.path)}, ensure_ascii=False)
-        )
-    else:
-        whole = RunResult((result,), result.error, complete=False)
-        click.echo(table(whole))
+    if not shared["json__"]:
+        click.echo(table(RunResult((result,), result.error, complete=False)))
         click.echo(f"\n{result.artifact.kind}: {out or result.artifact.path}")
-    if result.error is not None:
-        sys.stdout.flush()
-        raise result.error
+    return result
 
 
 def _gate(pipeline: str | None) -> dict[str, Json]:

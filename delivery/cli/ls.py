@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from delivery.artifact import Kind
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--kind", help="Only artifacts of this kind.")
+@click.option("--kind", type=click.Choice([k.value for k in Kind]), help="Only artifacts of this kind.")
 @json_option
 @workdir_option
 @pass_session

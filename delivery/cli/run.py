@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.cli._session import Session, answering, json_option, pass_session, workdir_option
 from delivery.errors import UsageError
 
 if TYPE_CHECKING:
+    from delivery.pipeline.planner import PlanRow
     from delivery.pipeline.result import RunResult
+    from delivery.pipeline.spec import Pipeline
 
 _DEFAULT = "pipelines/default.yaml"
 _EVERYTHING = "*"
@@ -61,27 +61,43 @@ def command(
     it was. Exit codes: 0 pass, 1 a step failed, 2 usage, 3 gate failed, 4 undecided, 5 no baseline,
     6 environment lacking.
     """
-    from delivery.pipeline.progress import display
-    from delivery.pipeline.runner import run
-    from delivery.pipeline.spec import load_pipeline
-
     # `--force pipelines/x.yaml` reads like a name: a file it is, then.
     if pipeline is None and force and Path(force[-1]).is_file():
         pipeline, force = force[-1], (*force[:-1], _EVERYTHING)
-    loaded = load_pipeline(_path(pipeline), overrides, model=model, steps=session.steps)
-    if plan:
-        _show_plan(session, loaded, stages, until, force, as_json)
-        return
+    with answering(as_json) as answer:
+        loaded = _load(session, pipeline, overrides, model)
+        if plan:
+            rows = _plan(session, loaded, stages, until, force)
+            answer({"steps": [row.to_json() for row in rows]})
+            if not as_json:
+                _show_plan(rows)
+            return
+        result = _run(session, loaded, stages, until, force)
+        answer(result.to_json())
+        if not as_json:
+            _show(result)
+        if result.error is not None:
+            raise result.error
+
+
+def _load(session: Session, pipeline: str | None, overrides: tuple[str, ...], model: str | None) -> Pipeline:
+    from delivery.pipeline.spec import load_pipeline
+
+    return load_pipeline(_path(pipeline), overrides, model=model, steps=session.steps)
+
+
+def _run(
+    session: Session, pipeline: Pipeline, stages: tuple[str, ...], until: str | None, force: tuple[str, ...]
+) -> RunResult:
+    from delivery.pipeline.progress import display
+    from delivery.pipeline.runner import run
+
     signal.signal(signal.SIGTERM, _terminated)
     shown = display()
     try:
-        result = run(loaded, session.store, shown, stages=stages, until=until, force=force)
+        return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
     finally:
         shown.close()
-    _show(result, as_json)
-    if result.error is not None:
-        sys.stdout.flush()
-        raise result.error
 
 
 def _path(pipeline: str | None) -> Path:
@@ -101,30 +117,24 @@ def _path(pipeline: str | None) -> Path:
         ) from error
 
 
-def _show_plan(
-    session: Session,
-    pipeline: Any,
-    stages: tuple[str, ...],
-    until: str | None,
-    force: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    from delivery.pipeline.planner import plan, table
+def _plan(
+    session: Session, pipeline: Pipeline, stages: tuple[str, ...], until: str | None, force: tuple[str, ...]
+) -> tuple[PlanRow, ...]:
+    from delivery.pipeline.planner import plan
     from delivery.pipeline.store import Store
 
-    rows = plan(pipeline, Store(session.workdir, read_only=True), stages=stages, until=until, force=force)
-    if as_json:
-        click.echo(json.dumps({"steps": [row.to_json() for row in rows]}, ensure_ascii=False))
-    else:
-        click.echo(table(rows))
+    return plan(pipeline, Store(session.workdir, read_only=True), stages=stages, until=until, force=force)
 
 
-def _show(result: RunResult, as_json: bool) -> None:
+def _show_plan(rows: tuple[PlanRow, ...]) -> None:
+    from delivery.pipeline.planner import table
+
+    click.echo(table(rows))
+
+
+def _show(result: RunResult) -> None:
     from delivery.pipeline.result import table
 
-    if as_json:
-        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
-        return
     click.echo(f"\n{table(result)}\n")
     if result.release is not None:
         click.echo(f"release: {result.release}")

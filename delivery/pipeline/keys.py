@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delivery.artifact import canonical_json
@@ -55,7 +56,8 @@ class Job:
         for f in fields_of(type(self.step)):
             hidden = f.is_input or f.metadata["secret"] or (f.metadata["judges"] and not judging)
             if not hidden and (local or not (f.metadata["local"] or f.name == _DEVICE)):
-                out[f.name] = _plain(getattr(self.step, f.name))
+                value = getattr(self.step, f.name)
+                out[f.name] = _plain(_bare(value) if f.metadata["path"] and not local else value)
         if type(self.step).seed_matters and _SEED not in out:
             out[_SEED] = self.seed
         return out
@@ -98,6 +100,11 @@ def differences(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[s
 def _change(name: str, old: Json, new: Json) -> str:
     texts = [str(value) for value in (old, new)]
     return f"{name} changed" if max(map(len, texts)) > 24 else f"{name} {texts[0]} → {texts[1]}"
+
+
+def _bare(value: Any) -> Any:
+    """A local path without the folders around it; anything else as it is."""
+    return Path(value).resolve().name if value and Path(value).exists() else value
 
 
 def _plain(value: Any) -> Json:

@@ -51,11 +51,19 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Store:
     """The store under one workdir. Making one touches nothing; the first write makes the folders.
 
-    With `read_only`, not even the memo of hashes is written.
+    With `read_only`, not even the memo of hashes is written. Raises UsageError `workdir-unusable`.
     """
 
     def __init__(self, workdir: Path, *, read_only: bool = False) -> None:
         self.workdir = Path(workdir)
+        around = next((p for p in (self.workdir, *self.workdir.absolute().parents) if p.exists()), None)
+        if around is not None and not around.is_dir():
+            raise UsageError(
+                "workdir-unusable",
+                f"{self.workdir} cannot be a workdir",
+                why=f"{around} is a file",
+                hint="choose another --workdir",
+            )
         self.memo = HashMemo(self.workdir / "hashes.sqlite", read_only=read_only)
 
     # -- places -------------------------------------------------------------------------------

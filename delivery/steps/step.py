@@ -50,6 +50,7 @@ def param(
     secret: bool = False,
     judges: bool = False,
     local: bool = False,
+    path: bool = False,
     metavar: str | None = None,
 ) -> Any:
     """Declare a parameter.
@@ -58,6 +59,8 @@ def param(
     secret: never written to a manifest, a log or a report.
     judges: enters the verdict only, so it is not part of the measurement's cache key.
     local: how the work is done here (threads, cache folders), not what comes out; not in the key.
+    path: may name a local file or folder; then only its last part is recorded, so that the same content
+    elsewhere is the same work. Its content has to be in `external()`.
     """
     metadata = {
         "input": False,
@@ -66,6 +69,7 @@ def param(
         "secret": secret,
         "judges": judges,
         "local": local,
+        "path": path,
         "metavar": metavar,
     }
     if isinstance(default, list | dict):

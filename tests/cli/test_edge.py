@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -80,6 +81,22 @@ def test_a_lacking_machine_is_6(deliver, how, code):
     exit_code, _, err = deliver("run", "p.yaml", "--set", f"shrink.fail={how}")
     assert exit_code == 6
     assert f"error[{code}]" in err
+
+
+def test_a_workdir_that_is_a_file(deliver):
+    for workdir in ("p.yaml", "p.yaml/below"):
+        code, _, err = deliver("run", "p.yaml", "--workdir", workdir)
+        assert code == 2
+        assert err.startswith(f"error[workdir-unusable]: {workdir} cannot be a workdir\n")
+
+
+def test_an_error_is_the_one_json_object_too(deliver):
+    for args in (["run", "p.yaml", "--stage", "x"], ["shrink", "--checkpoint", "nowhere"]):
+        code, out, err = deliver(*args, "--json")
+        shown = json.loads(out)
+        assert code == 2
+        assert shown["passed"] is False
+        assert f"error[{shown['error']['code']}]" in err
 
 
 def test_interrupted_is_130(deliver, monkeypatch):

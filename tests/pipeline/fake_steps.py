@@ -31,7 +31,7 @@ class Make:
     name: ClassVar[str] = "make"
     makes: ClassVar[Kind] = Kind.CHECKPOINT
 
-    model: str = param("demo", "Path of the source.", local=True)
+    model: str = param("demo", "Path of the source.", path=True)
     words: int = param(3, "How many words.")
 
     def run(self, ctx: StepContext) -> None:

@@ -81,7 +81,8 @@ def test_outside_files(tmp_path):
     source = tmp_path / "source.txt"
     source.write_text("one")
     before = key(Job("make", fake_steps.Make(model=str(source)), {}))
-    moved = source.rename(tmp_path / "elsewhere.txt")
+    (tmp_path / "folder").mkdir()
+    moved = source.rename(tmp_path / "folder" / "source.txt")
     assert key(Job("make", fake_steps.Make(model=str(moved)), {})) == before
     moved.write_text("two")
     assert key(Job("make", fake_steps.Make(model=str(moved)), {})) != before
