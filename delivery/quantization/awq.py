@@ -34,12 +34,13 @@ class Search:
         so for each form, about as good). duo: divide by the weights' own mean magnitude to the power
         1 − ratio as well, as the authors' code does; "both" tries with and without.
     weights: about how many weights a candidate is scored on, in evenly spaced rows (at least 128); 0 for
-        all. A search chooses one number and a form, so some 10^5 weights rank candidates as all would.
+        all, None for 2^18 on a CPU and 2^22 on a GPU. A search chooses one number and a form, so some
+        10^5 weights rank candidates as all would.
     """
 
     points: int = 0
     duo: Duo = "both"
-    weights: int = 1 << 18
+    weights: int | None = None
 
 
 _DEFAULT = Search()
@@ -61,15 +62,19 @@ def search_scale(
     grid: Grid,
     search: Search = _DEFAULT,
     tie: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    matter: torch.Tensor | None = None,
 ) -> Found:
     """The best scale for the input channels of weight [N, K] (all layers on one input, joined along N).
 
     gram: float32 [K, K]. tie: makes a scale one that the feeding layer can take (query heads that
-    share values), before it is scored. Nothing is changed in place; the result is finite and positive.
+    share values), before it is scored. matter: [N], weight of each row's squared error, None for 1.
+    Nothing is changed in place; the result is finite and positive.
     """
-    rows = _spread(weight.float(), search.weights)
+    index = _spread(weight, search.weights)
+    rows = weight[index].float()
+    weights = torch.ones(rows.shape[0], device=weight.device) if matter is None else matter[index]
     importance = gram.diagonal().clamp_min(0).sqrt()
-    plain = _loss(rows, torch.ones_like(importance), gram, grid)
+    plain = _loss(rows, torch.ones_like(importance), gram, grid, weights)
     best = Found(torch.ones_like(importance), plain, plain, 0.0)
     forms = {"off": (False,), "on": (True,), "both": (False, True)}[search.duo]
     spread = _weight_spread(weight.float(), grid) if True in forms else None
@@ -78,7 +83,7 @@ def search_scale(
         def score(ratio: float, used: torch.Tensor | None = spread if duo else None) -> _Scored:
             scale = candidate(importance, ratio, used)
             scale = scale if tie is None else tie(scale)
-            return scale, _loss(rows, scale, gram, grid)
+            return scale, _loss(rows, scale, gram, grid, weights)
 
         for ratio, (scale, loss) in _ratios(search.points, score, best.loss, from_zero=duo):
             if loss < best.loss:
@@ -150,9 +155,11 @@ def _ratios(
         ratios = [r for r in (centre - width, centre + width) if 0 <= r <= 1 and r not in tried]
 
 
-def _loss(weight: torch.Tensor, scale: torch.Tensor, gram: torch.Tensor, grid: Grid) -> float:
+def _loss(
+    weight: torch.Tensor, scale: torch.Tensor, gram: torch.Tensor, grid: Grid, weights: torch.Tensor
+) -> float:
     error = rounding_error(weight * scale, grid).div_(scale)
-    return float(row_losses(error, gram).sum(dtype=torch.float64))
+    return float((row_losses(error, gram) * weights).sum(dtype=torch.float64))
 
 
 def _weight_spread(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -169,8 +176,10 @@ def _group_losses(error: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
         return (torch.bmm(by_group, blocks) * by_group).sum(-1).T
 
 
-def _spread(weight: torch.Tensor, weights: int) -> torch.Tensor:
-    rows = max(_ROWS, weights // weight.shape[1])
-    if not weights or weight.shape[0] <= rows:
-        return weight
-    return weight[torch.linspace(0, weight.shape[0] - 1, rows, device=weight.device).long()]
+def _spread(weight: torch.Tensor, weights: int | None) -> torch.Tensor:
+    """Evenly spaced rows that hold about so many weights: int64 [n]."""
+    if weights is None:
+        weights = 1 << (22 if weight.device.type == "cuda" else 18)
+    count = weight.shape[0] if not weights else max(_ROWS, weights // weight.shape[1])
+    last = weight.shape[0] - 1
+    return torch.linspace(0, last, min(count, last + 1), device=weight.device).round().long()

@@ -21,8 +21,9 @@ from delivery.quantization.measure import output_error
 from delivery.quantization.observe import WatchedAttention, watch_inputs
 from delivery.quantization.running import in_dtype, quantized_block
 from delivery.quantization.scheme import Options, Scheme
+from delivery.quantization.sensitivity import sensitivity
 from delivery.quantization.stream import Piece, Stream
-from delivery.quantization.work import BlockWork
+from delivery.quantization.work import BlockWork, coverage
 
 _COMPARED_TOKENS = 4096
 
@@ -111,15 +112,17 @@ class Driver:
         attention = WatchedAttention(self.config.num_kv_heads, self.device)
         compared: list[_Compared] = []
         if self.stream is not None:
-            compared = self._observe(
-                in_dtype(weights, self.dtype), work, attention, self.stream, "gram" in needs
-            )
+            running = in_dtype(weights, self.dtype)
+            if "sensitivity" in needs:
+                work.sensitivity = sensitivity(self.config, layer, running, self.stream)
+            compared = self._observe(running, work, attention, self.stream, "gram" in needs)
         for scheme in {p.scheme.name: p.scheme for p in planned.values()}.values():
             work.restrict(n for n, p in planned.items() if p.scheme is scheme)
             scheme.quantize(work)
         result = BlockResult(layer, work, [layer_error(work, n, p.scheme.name) for n, p in planned.items()])
         work.statistics.clear()
         work.samples.clear()
+        work.sensitivity.clear()
         if self.stream is not None:
             quantized = quantized_block(weights, work, self.dtype)
             result.block_relative = self._advance(layer, quantized, compared, self.stream)
@@ -171,6 +174,7 @@ class Driver:
             for key, s in work.statistics.items()
             if s.not_finite
         ]
+        work.notes += coverage(work)
         return compared
 
     def _advance(

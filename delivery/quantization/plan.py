@@ -50,7 +50,7 @@ class ModelPlan:
 
     targets: tuple[Target, ...]
     plain: tuple[str, ...] = field(default=())
-    """Prefixes of linear layers outside the blocks that stay as they are (the output head)."""
+    """Prefixes of matrices outside the blocks that stay as they are: the output head, a vision tower."""
 
     def layer(self, layer: int) -> dict[str, Planned]:
         """Canonical name → what is planned, for one block."""
@@ -84,7 +84,10 @@ class ModelPlan:
             if t.note:
                 kind = t.name if not t.name.startswith("experts.") else f"experts.*.{t.name.split('.')[-1]}"
                 counted.setdefault((kind, t.note), []).append(t.layer)
-        return [f"{kind} ({_layers(layers)}): {note}" for (kind, note), layers in counted.items()]
+        notes = [f"{kind} ({_layers(layers)}): {note}" for (kind, note), layers in counted.items()]
+        if (others := len(self.plain) - 1) > 0:
+            notes.append(f"{others} matrices outside the decoder, such as {self.plain[-1]}, stay as they are")
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class Wishes:
     """What a user asks for. recipe: pattern → scheme name or 'skip', later entries win.
 
     skip: patterns of layers to leave alone. tensor_parallel: ranks that row-parallel layers are cut over.
-    single_size: one group size for all layers, for formats that know only one.
+    single_size: one group size for all layers, for formats that know only one. weights: names of all
+    matrices in the checkpoint, so that those outside the decoder (a vision tower) can be listed as plain.
     """
 
     scheme: str
@@ -101,6 +105,7 @@ class Wishes:
     skip: tuple[str, ...] = ()
     tensor_parallel: int = 1
     single_size: bool = False
+    weights: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -129,8 +134,10 @@ def make_plan(
         planned, note = _decide(name, prefix, columns, wishes, sizes, used)
         targets.append(Target(layer, name, prefix, part, rows, columns, planned, note))
     _check_patterns(wishes, used, targets)
-    heads = [h for h in family.heads if source.has(f"{h}.weight")]
-    return ModelPlan(tuple(_agreeing(targets)), tuple(heads or ["lm_head"]))
+    heads = [h for h in family.heads if source.has(f"{h}.weight")] or ["lm_head"]
+    known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
+    others = [n.removesuffix(".weight") for n in wishes.weights if n.endswith(".weight")]
+    return ModelPlan(tuple(_agreeing(targets)), (*heads, *(o for o in others if o not in known)))
 
 
 def parse_recipe(text: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ _KEPT_OUT = 5
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """steps: gradient steps, one piece of the stream each. rates: of integers (in steps) and of log-scales."""
+    """steps: gradient steps, a piece of the stream each. rates: of integers (in steps), of log-scales."""
 
     steps: int = 60
     rate: float = 0.02

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from delivery.quantization.work import BlockWork
 
 Granularity = Literal["group", "channel", "tensor", "block"]
-Need = Literal["absmax", "gram", "sample"]
-"""What a scheme wants to know of activations: maxima per channel, the Gram matrix, some tokens."""
+Need = Literal["absmax", "gram", "sample", "sensitivity"]
+"""What a scheme wants to know: maxima per input channel, the Gram matrix of the inputs, some tokens, and
+how much each output feature matters to the block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ def plan_for_format(
         return checkpoint.info(name).shape
 
     symmetric = wishes.options.symmetric
+    wishes = replace(wishes, weights=tuple(n for n in checkpoint.names() if len(shape(n)) == 2))
     plan = make_plan(config, checkpoint, shape, wishes)
     if not wishes.options.group_sizes.uniform or _fits(plan, symmetric, format_module, kv):
         return plan

@@ -131,13 +131,13 @@ class tf32:  # noqa: N801 - reads as a statement: `with tf32(device):`
 
     def __init__(self, device: torch.device) -> None:
         self._active = device.type == "cuda"
-        self._before = False
+        self._before = "none"
 
     def __enter__(self) -> None:
         if self._active:
-            self._before = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = True
+            self._before = torch.backends.cuda.matmul.fp32_precision
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     def __exit__(self, *exc: object) -> None:
         if self._active:
-            torch.backends.cuda.matmul.allow_tf32 = self._before
+            torch.backends.cuda.matmul.fp32_precision = self._before

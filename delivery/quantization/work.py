@@ -53,7 +53,8 @@ class BlockWork:
     """A block's float weights, what passed through them, and what became of them.
 
     planned: canonical name → group size, for every layer that is to be quantised; all others stay as
-    they are. statistics, samples: by key of the input group; only what the scheme needs is there.
+    they are. statistics, samples: by key of the input group; sensitivity: by layer; only what the scheme
+    needs is there.
     notes: sentences about fallbacks, for the report.
     """
 
@@ -72,6 +73,7 @@ class BlockWork:
         self.options = options
         self.statistics = dict(statistics or {})
         self.samples = dict(samples or {})
+        self.sensitivity: dict[str, torch.Tensor] = {}
         self.norms: dict[str, Norm] = dict(weights.norms)
         self.source_norms: dict[str, Norm] = dict(weights.norms)
         self.notes: list[str] = []
@@ -116,6 +118,18 @@ class BlockWork:
             if note not in self.notes:
                 self.notes.append(note)
         return enough
+
+    def matter(self, group: InputGroup) -> torch.Tensor | None:
+        """Weight of the squared error of each row of `joined`, float32 [ΣN]; None where it is not known."""
+        names = self.active(group)
+        if any(n not in self.sensitivity for n in names):
+            return None
+        found = []
+        for name in names:
+            # Rows that were divided for a later layer count as much as they do in the source model.
+            rows = self.layers[name].rows
+            found.append(self.sensitivity[name] if rows is None else self.sensitivity[name] * rows.square())
+        return torch.cat(found)
 
     def joined(self, group: InputGroup) -> torch.Tensor:
         """The weights of a group's active layers, one after the other: float32 [ΣN, K]."""
@@ -205,3 +219,15 @@ class BlockWork:
         """The block as it stands now in float32, scales moved, nothing rounded: computes the same."""
         linears = {n: replace(a.source, weight=a.weight, bias=a.bias) for n, a in self.layers.items()}
         return replace(self._source.with_linears(linears), norms={**self._source.norms, **self.norms})
+
+
+def coverage(work: BlockWork) -> list[str]:
+    """A sentence about experts that too few calibration tokens reached; [] where all saw enough."""
+    tokens = [work.statistics[g.key].tokens for g in work.groups if g.expert is not None]
+    few = sum(t < MIN_EXPERT_TOKENS for t in tokens)
+    if not few:
+        return []
+    return [
+        f"layer {work.layer}: {few} of {len(tokens)} experts saw fewer than {MIN_EXPERT_TOKENS} calibration "
+        f"tokens, {tokens.count(0)} of them none: calibrate on more text"
+    ]

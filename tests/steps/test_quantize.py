@@ -188,6 +188,26 @@ def test_recipes_and_skip_lists(model: Path, calibration: Path, tmp_path: Path) 
     assert distance(logits(ctx.out), logits(model)) < 0.3
 
 
+def test_matrices_outside_the_decoder_stay_and_are_listed(model: Path, tmp_path: Path) -> None:
+    from delivery.checkpoint import CheckpointWriter
+
+    source = Checkpoint.open(model)
+    vision = torch.randn(8, 8).to(torch.bfloat16)
+    with CheckpointWriter(tmp_path / "vl") as writer:
+        writer.copy_files(source)
+        for name in source.names():
+            writer.add(name, source.tensor(name))
+        writer.add("visual.blocks.0.attn.qkv.weight", vision)
+        writer.add("model.layers.0.self_attn.q_proj.lora_A.weight", vision)
+        writer.finish(source.config)
+    ctx = quantize(tmp_path, tmp_path / "vl", scheme="rtn-w4a16", format="compressed-tensors")
+    written = Checkpoint.open(ctx.out)
+    assert torch.equal(written.tensor("visual.blocks.0.attn.qkv.weight"), vision)
+    ignored = written.quantization["ignore"]  # type: ignore[index]
+    assert {"visual.blocks.0.attn.qkv", "model.layers.0.self_attn.q_proj.lora_A", "lm_head"} <= set(ignored)
+    assert "2 matrices outside the decoder" in ctx.texts("info")
+
+
 def test_patterns_that_name_nothing_are_mistakes(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"pattern '\*\.downproj' matches no linear layer"):
         quantize(tmp_path / "a", model, scheme="rtn-w4a16", skip="*.downproj")

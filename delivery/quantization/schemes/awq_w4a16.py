@@ -10,7 +10,7 @@ from delivery.quantization.work import BlockWork
 
 
 def needs(_options: Options) -> frozenset[Need]:
-    return frozenset({"gram"})
+    return frozenset({"gram", "sensitivity"})
 
 
 def protect(work: BlockWork, group: InputGroup) -> None:
@@ -27,6 +27,7 @@ def protect(work: BlockWork, group: InputGroup) -> None:
         grid,
         Search(points=work.options.points, duo=work.options.duo),
         tie=lambda scale: work.tied(group, scale),
+        matter=work.matter(group),
     )
     if found.loss < found.plain_loss:
         work.move(group, found.scale)
