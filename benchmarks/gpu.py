@@ -96,9 +96,7 @@ def _print(best: dict[tuple[str, str, int], dict[str, Any]], bandwidth: float) -
     import gpu_linear
 
     peers = anchors()
-    print(
-        f"{'op':9} {'shape':8} {'M':>5} {'us':>8} {'floor':>7} {'of it':>6} {'peer':>8} {'ratio':>6}  ours / theirs"
-    )
+    print("op        shape        M       us   floor  of it     peer  ratio  ours / theirs")
     for (op, shape, m), row in best.items():
         n, k = gpu_linear.SHAPES[shape]
         memory_us = gpu_linear.bytes_moved(op, n, k, m) / bandwidth * 1e6

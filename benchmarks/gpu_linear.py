@@ -10,6 +10,7 @@ import torch
 from gpu_checks import Check, check_operators, in_processes, relative_error
 from gpu_timing import copies_for, graph_us
 
+from delivery.errors import EnvironmentLacking
 from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
 from delivery.kernels.row_quant import quantize_rows
 from delivery.kernels.tuning import Choice, TuningTable
@@ -119,7 +120,7 @@ def check_tiles(names: Sequence[str], rows: Sequence[int]) -> list[Check]:
                     if choice.tile is None:
                         continue
                     t = choice.tile
-                    kind = (t.block_n, t.block_m, t.warps, t.stages, t.splits > 1, t.scale_weights)
+                    kind = (t.block_n, t.block_m, t.warps, t.stages, t.splits > 1, t.scale_weights, t.group_m)
                     if kind not in seen:
                         seen.add(kind)
                         tasks.append((name, m, choice))
@@ -129,9 +130,9 @@ def check_tiles(names: Sequence[str], rows: Sequence[int]) -> list[Check]:
 def _check_tile(task: tuple[str, int, Choice]) -> Check:
     name, rows, choice = task
     family = FAMILIES[name]
-    weight, x = family.weight(512, 2048), family.activations(rows, 2048)
     label = f"{name} M={rows} {describe(choice)}"
     try:
+        weight, x = family.weight(512, 2048), family.activations(rows, 2048)
         for _ in range(3):  # a counter left behind by one launch would spoil the next
             got = family.run(x, weight, choice)
         return Check(label, relative_error(got, family.exact(x, weight)), family.tolerance)
@@ -172,7 +173,7 @@ def measure_shape(
                     launches=12 if m <= 256 else 4,
                     replays=7,
                 )
-            except RuntimeError as failure:
+            except (RuntimeError, EnvironmentLacking) as failure:
                 yield {
                     "op": name,
                     "impl": describe(choice),

@@ -47,7 +47,14 @@ def graph_us(calls: Sequence[Callable[[], object]], *, launches: int = 0, replay
 
 def copy_bandwidth() -> float:
     """Bytes read and written per second by a large device-to-device copy: the memory ceiling."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
+    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(source)
-    taken = graph_us([lambda: target.copy_(source)], launches=3)
-    return 2 * source.numel() / (taken * 1e-6)
+    times = []
+    for _ in range(8):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return 2 * source.numel() * source.element_size() / statistics.median(times[2:])

@@ -38,31 +38,32 @@ def run(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, choice: Ch
 
 def candidates(n: int, k: int, rows: int) -> Iterator[Choice]:
     """Choices worth measuring for a weight [n, k] and `rows` rows."""
-    for choice in _candidates(n, k, rows):
-        tile = choice.tile
-        if (
-            tile is None
-            or tile.stages * (tile.block_n * 67 + tile.block_m * 256) < tuning.SHARED_BYTES - 1024
-        ):
-            yield choice
-
-
-def _candidates(n: int, k: int, rows: int) -> Iterator[Choice]:
-    steps = -(-k // 128)
-    if rows <= 64:
-        block_m = next(b for b in (8, 16, 32, 64) if rows <= b)
-        wide = block_m >= 32
-        for block_n, warps in ((64, 4), (128, 8), (256, 8)) if wide else ((64, 4), (128, 8)):
-            for splits in (1, 2, 3, 4, 7, 8):
-                if splits == 1 or (steps // splits >= 4 and n // block_n * splits <= 1200):
-                    for stages in (4, 6, 8):
-                        yield Choice("hopper", Tile(block_n, block_m, warps, stages, splits, wide))
-    if rows > 64:
-        yield Choice("hopper", Tile(128, 128, 8, 4, 1, True))
-        yield Choice("hopper", Tile(256, 128, 8, 3, 1, True))
-        yield Choice("hopper", Tile(128, 256, 8, 3, 1, True))
-        yield Choice("hopper", Tile(128, 128, 8, 4, 2, True))
+    for tile in _few_rows(n, k, rows) if rows <= 64 else _many_rows(n, k, rows):
+        if tile.stages * (tile.block_n * 67 + tile.block_m * 256) < tuning.SHARED_BYTES - 4096:
+            yield Choice("hopper", tile)
+    if rows > 128:
         yield Choice("expand")
+
+
+def _few_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
+    steps = -(-k // 128)
+    block_m = next(b for b in (8, 16, 32, 64) if rows <= b)
+    wide = block_m >= 32
+    for block_n, warps in ((64, 4), (128, 8), (256, 8)) if wide else ((64, 4), (128, 8)):
+        for splits in (1, 2, 3, 4, 5, 6, 7, 8):
+            if splits == 1 or (steps // splits >= 4 and n // block_n * splits <= 600):
+                for stages in (4, 6, 8):
+                    yield Tile(block_n, block_m, warps, stages, splits, wide)
+
+
+def _many_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
+    shapes = [(128, 128, 8, 4), (256, 128, 8, 3), (128, 256, 8, 3), (64, 128, 4, 3), (64, 256, 4, 3)]
+    for block_n, block_m, warps, stages in shapes:
+        tiles = -(-n // block_n) * -(-rows // block_m)
+        for splits in (1, 2, 3, 4):
+            if splits == 1 or tiles * splits <= 320:
+                for group_m in (4, 16) if rows > 512 else (16,):
+                    yield Tile(block_n, block_m, warps, stages, splits, True, group_m)
 
 
 def _hopper_with(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: Tile) -> torch.Tensor:

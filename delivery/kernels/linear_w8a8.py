@@ -66,27 +66,32 @@ def run(
 
 def candidates(n: int, k: int, rows: int, dtype: torch.dtype) -> Iterator[Choice]:
     """Choices worth measuring for a weight [n, k] of `dtype` and `rows` rows."""
+    for tile in _few_rows(n, k, rows) if rows <= 64 else _many_rows(n, rows):
+        yield Choice("hopper", tile)
+    if dtype == torch.float8_e4m3fn:
+        yield Choice("scaled_mm")
+    elif dtype == torch.int8 and rows > 16:
+        yield Choice("int_mm")
+
+
+def _few_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
     steps = -(-k // 128)
-    if rows <= 64:
-        block_m = next(b for b in (8, 16, 32, 64) if rows <= b)
-        for block_n, warps in ((64, 4), (128, 8)):
-            for splits in (1, 2, 3, 4, 7):
-                if splits == 1 or (steps // splits >= 4 and n // block_n * splits <= 800):
-                    for stages in (4, 6, 8):
-                        yield Choice("hopper", Tile(block_n, block_m, warps, stages, splits))
-    else:
-        for block_n, block_m, warps, stages in (
-            (128, 128, 4, 3),
-            (128, 128, 8, 4),
-            (256, 128, 8, 4),
-            (128, 256, 8, 4),
-        ):
-            for splits in (1, 2):
-                yield Choice("hopper", Tile(block_n, block_m, warps, stages, splits))
-    yield Choice("int_mm" if dtype == torch.int8 else "scaled_mm")
+    block_m = next(b for b in (8, 16, 32, 64) if rows <= b)
+    for block_n, warps in ((64, 4), (128, 8)):
+        for splits in (1, 2, 3, 4, 6, 8):
+            if splits == 1 or (steps // splits >= 4 and n // block_n * splits <= 600):
+                for stages in (4, 6, 8):
+                    yield Tile(block_n, block_m, warps, stages, splits)
 
 
-_LARGE = ((128, 128, 4, 3), (128, 128, 8, 4), (256, 128, 8, 4), (128, 256, 8, 4))
+def _many_rows(n: int, rows: int) -> Iterator[Tile]:
+    shapes = [(128, 128, 4, 3), (128, 128, 8, 4), (256, 128, 8, 4), (128, 256, 8, 4), (64, 128, 4, 4)]
+    for block_n, block_m, warps, stages in shapes:
+        tiles = -(-n // block_n) * -(-rows // block_m)
+        for splits in (1, 2, 3, 4):
+            if splits == 1 or tiles * splits <= 320:
+                for group_m in (4, 16) if rows > 512 else (16,):
+                    yield Tile(block_n, block_m, warps, stages, splits, group_m=group_m)
 
 
 def _quantised(

@@ -125,21 +125,22 @@ def measure(
     return best
 
 
-def blocks_per_multiprocessor(shared_bytes: int) -> int:
-    """How many programs of `shared_bytes` fit one Hopper multiprocessor."""
-    return max(1, (SHARED_BYTES + 1024) // (shared_bytes + 1024))
+def programs_per_multiprocessor(tile: Tile, shared_bytes: int) -> int:
+    """How many programs of `shared_bytes` run at once on one Hopper multiprocessor.
+
+    Sixteen consumer warps are the most that leave each enough registers to keep its products in flight.
+    """
+    return max(1, min(16 // tile.warps, (SHARED_BYTES + 1024) // (shared_bytes + 2048)))
 
 
 def registers_per_thread(tile: Tile, shared_bytes: int) -> int:
     """Registers to ask for at launch, so that as many programs fit as shared memory allows.
 
     A program has `tile.warps` consumers and one producer, rounded up to whole warpgroups; the producer's
-    share is given to the consumers when the program starts. Sixteen consumer warps a multiprocessor are
-    the most that leave each enough registers to keep its products in flight.
+    share is given to the consumers when the program starts.
     """
     threads = (tile.warps + 4) * 32
-    programs = min(16 // tile.warps, blocks_per_multiprocessor(shared_bytes))
-    return min(168, REGISTERS // (programs * threads) // 8 * 8)
+    return min(168, REGISTERS // (programs_per_multiprocessor(tile, shared_bytes) * threads) // 8 * 8)
 
 
 def even_splits(steps: int, splits: int) -> tuple[int, int]:

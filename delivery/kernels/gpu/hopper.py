@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
-from delivery.kernels.tuning import Tile
+from delivery.kernels.targets import multiprocessors
+from delivery.kernels.tuning import Tile, programs_per_multiprocessor
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -42,6 +43,13 @@ def allowed_splits(tile: Tile, tiles: int) -> int:
         raise ValueError(f"{tile.splits} splits, at most {MAX_SPLITS.value}")
     sums_bytes = tiles * tile.splits * tile.block_n * tile.block_m * 4
     return tile.splits if tiles <= MAX_TILES and sums_bytes <= WORKSPACE_BYTES else 1
+
+
+def programs(tile: Tile, tiles: int, splits: int, shared_bytes: int, device: torch.device) -> int:
+    """How many programs to start for `tiles` tiles: as many as run at once, each then takes several."""
+    if splits > 1:
+        return tiles
+    return min(tiles, multiprocessors(device) * programs_per_multiprocessor(tile, shared_bytes))
 
 
 def rows_descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -105,6 +113,13 @@ def sum_of_splits(
     return total, last
 
 
+@gluon.constexpr_function
+def _lines(block_n, block_m, warps):
+    """Layout for writing: a thread holds 8 neighbouring output features, 16 bytes of a row of the answer."""
+    across = min(32, block_n // 8)
+    return gl.BlockedLayout([8, 1], [across, 32 // across], [1, warps], [0, 1])
+
+
 @gluon.jit
 def write_tile(
     value,
@@ -120,17 +135,26 @@ def write_tile(
     LAYOUT: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
+    WARPS: gl.constexpr,
 ):
-    """Write value [BLOCK_N, BLOCK_M] to out [M, N], transposed, with bias and residual added in float32."""
-    n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
-    m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
+    """Write value [BLOCK_N, BLOCK_M] to out [M, N], transposed, with bias and residual added in float32.
+
+    Few rows are written as the tensor cores hold them; from 64 rows on they pass through shared memory.
+    """
+    OUT: gl.constexpr = LAYOUT if BLOCK_M < 64 else _lines(BLOCK_N, BLOCK_M, WARPS)
     if HAS_BIAS:
-        value += gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32).expand_dims(1)
+        n_here = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
+        value += gl.load(bias + n_here, mask=n_here < N, other=0.0).to(gl.float32).expand_dims(1)
+    n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
+    m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
     inside = (m < M).expand_dims(0) & (n < N).expand_dims(1)
     offset = m.to(gl.int64).expand_dims(0) * N + n.expand_dims(1)
     if HAS_RESIDUAL:
+        value = gl.convert_layout(value, OUT)
         value += gl.load(residual + offset, mask=inside, other=0.0).to(gl.float32)
-    gl.store(out + offset, value.to(out.dtype.element_ty), mask=inside)
+        gl.store(out + offset, value.to(out.dtype.element_ty), mask=inside)
+    else:
+        gl.store(out + offset, gl.convert_layout(value.to(out.dtype.element_ty), OUT), mask=inside)
 
 
 __all__ = [
@@ -138,6 +162,7 @@ __all__ = [
     "barrier",
     "gdc_wait",
     "line_descriptor",
+    "programs",
     "rows_descriptor",
     "sum_of_splits",
     "tile_of",

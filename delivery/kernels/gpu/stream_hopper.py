@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from delivery.kernels.gpu.hopper import (
     allowed_splits,
     gdc_wait,
+    programs,
     rows_descriptor,
     sum_of_splits,
     tile_of,
@@ -41,42 +42,59 @@ def _produce(
     x_ring,
     ready,
     free,
-    m0,
-    n0,
+    M,
+    N,
     first,
     count,
     STEP: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):
-    BYTES: gl.constexpr = (w_ring.shape[1] + x_ring.shape[1]) * 128
-    for i in range(gl.minimum(count, STAGES)):
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    BYTES: gl.constexpr = (BLOCK_N + BLOCK_M) * 128
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
+    m, n = tile_of(gl.program_id(0), tiles_m, tiles_n, GROUP_M)
+    # Weights do not depend on the kernel before: they are under way before it has ended.
+    early = gl.minimum(count, STAGES)
+    for i in range(early):
         mbarrier.expect(ready.index(i), BYTES)
-        tma_load(w_desc, [n0, (first + i) * STEP], ready.index(i), w_ring.index(i))
+        tma_load(w_desc, [n * BLOCK_N, (first + i) * STEP], ready.index(i), w_ring.index(i))
     gdc_wait()
-    for i in range(gl.minimum(count, STAGES)):
-        tma_load(x_desc, [m0, (first + i) * STEP], ready.index(i), x_ring.index(i))
-    stage = 0
-    phase = 0
-    for i in range(STAGES, count):
-        mbarrier.wait(free.index(stage), phase)
-        mbarrier.expect(ready.index(stage), BYTES)
-        tma_load(w_desc, [n0, (first + i) * STEP], ready.index(stage), w_ring.index(stage))
-        tma_load(x_desc, [m0, (first + i) * STEP], ready.index(stage), x_ring.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+    for i in range(early):
+        tma_load(x_desc, [m * BLOCK_M, (first + i) * STEP], ready.index(i), x_ring.index(i))
+    stage = early % STAGES
+    phase = early // STAGES
+    done = early
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        for i in range(done, count):
+            mbarrier.wait(free.index(stage), phase ^ 1)
+            mbarrier.expect(ready.index(stage), BYTES)
+            k = (first + i) * STEP
+            tma_load(w_desc, [n * BLOCK_N, k], ready.index(stage), w_ring.index(stage))
+            tma_load(x_desc, [m * BLOCK_M, k], ready.index(stage), x_ring.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        done = 0
 
 
 @gluon.jit
-def _product(w_ring, x_ring, ready, free, count, zero, STAGES: gl.constexpr):
-    """w · x over `count` steps, one product always in flight."""
-    mbarrier.wait(ready.index(0), 0)
-    acc = warpgroup_mma(w_ring.index(0), x_ring.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
+def _product(w_ring, x_ring, ready, free, stage, phase, count, zero, STAGES: gl.constexpr):
+    """(w · x over `count` steps, next stage, next phase); one product always in flight."""
+    mbarrier.wait(ready.index(stage), phase)
+    acc = warpgroup_mma(
+        w_ring.index(stage), x_ring.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True
+    )
     acc = warpgroup_mma_wait(1, [acc])
-    stage = 1 % STAGES
-    phase = 0
-    before = 0
+    before = stage
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
     for _ in range(1, count):
         mbarrier.wait(ready.index(stage), phase)
         acc = warpgroup_mma(w_ring.index(stage), x_ring.index(stage).permute([1, 0]), acc, is_async=True)
@@ -87,15 +105,15 @@ def _product(w_ring, x_ring, ready, free, count, zero, STAGES: gl.constexpr):
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    return warpgroup_mma_wait(0, [acc])
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(free.index(before), count=1)
+    return acc, stage, phase
 
 
 @gluon.jit
-def _block_scaled(w_ring, x_ring, ready, free, count, zero, scale, STAGES: gl.constexpr):
+def _block_scaled(w_ring, x_ring, ready, free, stage, phase, count, zero, scale, STAGES: gl.constexpr):
     """The same with float32 `scale` [count] of each step applied to its product."""
     total = zero
-    stage = 0
-    phase = 0
     for i in range(count):
         factor = gl.load(scale + i)
         mbarrier.wait(ready.index(stage), phase)
@@ -107,7 +125,7 @@ def _block_scaled(w_ring, x_ring, ready, free, count, zero, scale, STAGES: gl.co
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    return total
+    return total, stage, phase
 
 
 @gluon.jit
@@ -125,9 +143,6 @@ def _consume(
     arrivals,
     M,
     N,
-    m0,
-    n0,
-    tile,
     split,
     splits,
     first,
@@ -136,6 +151,7 @@ def _consume(
     X_SCALE_STRIDE: gl.constexpr,
     STAGES: gl.constexpr,
     SHARED_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
     SCALES: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
@@ -143,28 +159,44 @@ def _consume(
 ):
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
-    K_BYTES: gl.constexpr = 256 // w_ring.dtype.primitive_bitwidth
+    K_WIDTH: gl.constexpr = 256 // w_ring.dtype.primitive_bitwidth
     # Triton issues integer products at most 224 wide.
     WIDTH: gl.constexpr = 128 if w_ring.dtype == gl.int8 and BLOCK_M > 128 else BLOCK_M
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, WIDTH, K_BYTES])
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, WIDTH, K_WIDTH])
     ACC: gl.constexpr = gl.int32 if w_ring.dtype == gl.int8 else gl.float32
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
     zero = gl.zeros([BLOCK_N, BLOCK_M], ACC, LAYOUT)
-    if SCALES == "block":
-        start = w_scale + (n0 // 128).to(gl.int64) * block_columns + first
-        value = _block_scaled(w_ring, x_ring, ready, free, count, zero, start, STAGES)
-    else:
-        value = _product(w_ring, x_ring, ready, free, count, zero, STAGES).to(gl.float32)
-    mine = True
-    if SHARED_K:
-        value, mine = sum_of_splits(value, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT)
-    if mine:
-        if SCALES == "row":
-            n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
-            value *= gl.load(w_scale + n, mask=n < N, other=0.0).expand_dims(1)
-        if SCALES != "none":
-            m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
-            value *= gl.load(x_scale + m * X_SCALE_STRIDE, mask=m < M, other=0.0).expand_dims(0)
-        write_tile(value, out, bias, residual, n0, m0, M, N, BIAS, RESIDUAL, LAYOUT, BLOCK_N, BLOCK_M)
+    stage = 0
+    phase = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        m0 = m * BLOCK_M
+        n0 = n * BLOCK_N
+        if SCALES == "block":
+            start = w_scale + (n0 // 128).to(gl.int64) * block_columns + first
+            value, stage, phase = _block_scaled(
+                w_ring, x_ring, ready, free, stage, phase, count, zero, start, STAGES
+            )
+        else:
+            value, stage, phase = _product(w_ring, x_ring, ready, free, stage, phase, count, zero, STAGES)
+            value = value.to(gl.float32)
+        mine = True
+        if SHARED_K:
+            value, mine = sum_of_splits(
+                value, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT
+            )
+        if mine:
+            if SCALES == "row":
+                rows = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
+                value *= gl.load(w_scale + rows, mask=rows < N, other=0.0).expand_dims(1)
+            if SCALES != "none":
+                columns = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
+                steps = gl.load(x_scale + columns * X_SCALE_STRIDE, mask=columns < M, other=0.0)
+                value *= steps.expand_dims(0)
+            write_tile(
+                value, out, bias, residual, n0, m0, M, N, BIAS, RESIDUAL, LAYOUT, BLOCK_N, BLOCK_M, WARPS
+            )
 
 
 @gluon.jit(do_not_specialize=["M", "steps", "steps_per_split"])
@@ -199,8 +231,6 @@ def _kernel(
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, STEP], x_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tile = gl.program_id(0)
-    m, n = tile_of(tile, (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
     split = gl.program_id(1)
     splits = gl.num_programs(1)
     first = split * steps_per_split
@@ -210,48 +240,24 @@ def _kernel(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
     gdc_launch_dependents()
-    m0 = m * BLOCK_M
-    n0 = n * BLOCK_N
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
-                    w_ring,
-                    x_ring,
-                    ready,
-                    free,
-                    out,
-                    w_scale,
-                    x_scale,
-                    bias,
-                    residual,
-                    partial,
-                    arrivals,
-                    M,
-                    N,
-                    m0,
-                    n0,
-                    tile,
-                    split,
-                    splits,
-                    first,
-                    count,
-                    block_columns,
-                    X_SCALE_STRIDE,
-                    STAGES,
-                    SHARED_K,
-                    SCALES,
-                    BIAS,
-                    RESIDUAL,
-                    WARPS,
+                    w_ring, x_ring, ready, free, out, w_scale, x_scale, bias, residual, partial, arrivals,
+                    M, N, split, splits, first, count, block_columns,
+                    X_SCALE_STRIDE, STAGES, SHARED_K, GROUP_M, SCALES, BIAS, RESIDUAL, WARPS,
                 ),
             ),
-            (_produce, (w_desc, x_desc, w_ring, x_ring, ready, free, m0, n0, first, count, STEP, STAGES)),
+            (
+                _produce,
+                (w_desc, x_desc, w_ring, x_ring, ready, free, M, N, first, count, STEP, STAGES, GROUP_M),
+            ),
         ],
         [1],
         [24],
-    )
+    )  # fmt: skip
 
 
 def product(
@@ -280,7 +286,8 @@ def product(
     out = torch.empty(rows, n, dtype=out_dtype, device=x.device)
     partial, arrivals = workspace(x.device)
     scales = "none" if w_scale is None else "block" if blocks else "row"
-    _kernel[(tiles, splits)](
+    shared_bytes = (tile.block_n + tile.block_m) * 128 * tile.stages
+    _kernel[(programs(tile, tiles, splits, shared_bytes, x.device), splits)](
         rows_descriptor(weight, tile.block_n, step),
         rows_descriptor(x, tile.block_m, step),
         partial if w_scale is None else w_scale,
@@ -305,7 +312,7 @@ def product(
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         num_warps=tile.warps,
-        maxnreg=registers_per_thread(tile, (tile.block_n + tile.block_m) * 128 * tile.stages),
+        maxnreg=registers_per_thread(tile, shared_bytes),
         launch_pdl=resident,
     )
     return out

@@ -24,6 +24,7 @@ from delivery.kernels.gpu.hopper import (
     allowed_splits,
     gdc_wait,
     line_descriptor,
+    programs,
     rows_descriptor,
     sum_of_splits,
     tile_of,
@@ -52,13 +53,14 @@ def _weights(
     ZERO: gl.constexpr,
 ):
     w_ring, _, s_ring, z_ring = rings
+    PITCH: gl.constexpr = 128 // s_ring.shape[1] if s_ring.shape[1] < 128 else 1
     full = ready.index(stage)
     tma_load(w_desc, [w_row + step * 128, 0], full, w_ring.index(stage))
     for g in gl.static_range(GROUPS):
         at = (step * GROUPS + g) * N_PAD + n0
         tma_load(s_desc, [at], full, s_ring.index(stage * GROUPS + g))
         if ZERO:
-            tma_load(z_desc, [at], full, z_ring.index(stage * GROUPS + g))
+            tma_load(z_desc, [at], full, z_ring.index((stage * GROUPS + g) * PITCH))
 
 
 @gluon.jit
@@ -78,36 +80,60 @@ def _produce(
     rings,
     ready,
     free,
-    w_row,
-    m0,
-    n0,
+    M,
+    N,
     N_PAD,
+    steps,
     first,
     count,
     BYTES: gl.constexpr,
     STAGES: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
+    GROUP_M: gl.constexpr,
     ZERO: gl.constexpr,
 ):
+    BLOCK_N: gl.constexpr = rings[0].shape[1] * 2
+    BLOCK_M: gl.constexpr = rings[1].shape[1]
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
+    tile = gl.program_id(0)
+    m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    w_row = _first_row(n, steps, BLOCK_N)
     # Weights do not depend on the kernel before: they are under way before it has ended.
-    for i in range(gl.minimum(count, STAGES)):
+    early = gl.minimum(count, STAGES)
+    for i in range(early):
         mbarrier.expect(ready.index(i), BYTES)
-        _weights(w_desc, s_desc, z_desc, rings, ready, i, w_row, n0, N_PAD, first + i, GROUPS, ZERO)
+        _weights(w_desc, s_desc, z_desc, rings, ready, i, w_row, n * BLOCK_N, N_PAD, first + i, GROUPS, ZERO)
     gdc_wait()
-    for i in range(gl.minimum(count, STAGES)):
-        _activations(x_desc, rings, ready, i, m0, first + i, CHUNKS)
-    stage = 0
-    phase = 0
-    for i in range(STAGES, count):
-        mbarrier.wait(free.index(stage), phase)
-        mbarrier.expect(ready.index(stage), BYTES)
-        _weights(w_desc, s_desc, z_desc, rings, ready, stage, w_row, n0, N_PAD, first + i, GROUPS, ZERO)
-        _activations(x_desc, rings, ready, stage, m0, first + i, CHUNKS)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+    for i in range(early):
+        _activations(x_desc, rings, ready, i, m * BLOCK_M, first + i, CHUNKS)
+    stage = early % STAGES
+    phase = early // STAGES
+    done = early
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        w_row = _first_row(n, steps, BLOCK_N)
+        for i in range(done, count):
+            mbarrier.wait(free.index(stage), phase ^ 1)
+            mbarrier.expect(ready.index(stage), BYTES)
+            step = first + i
+            _weights(
+                w_desc, s_desc, z_desc, rings, ready, stage, w_row, n * BLOCK_N, N_PAD, step, GROUPS, ZERO
+            )
+            _activations(x_desc, rings, ready, stage, m * BLOCK_M, step, CHUNKS)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        done = 0
+
+
+@gluon.jit
+def _first_row(n, steps, BLOCK_N: gl.constexpr):
+    """Row of the words [·, 32] at which output feature tile n begins."""
+    PER_TILE: gl.constexpr = 256 // BLOCK_N
+    return n // PER_TILE * steps * 128 + n % PER_TILE * (BLOCK_N // 2)
 
 
 @gluon.jit
@@ -129,7 +155,8 @@ def _operand(
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     at = stage * GROUPS + C * GROUPS // CHUNKS
     if ZERO:
-        zero = rings[3].index(at).load(ROWS).to(gl.int32)
+        PITCH: gl.constexpr = 128 // BLOCK_N if BLOCK_N < 128 else 1
+        zero = rings[3].index(at * PITCH).load(ROWS).to(gl.int32)
     else:
         zero = gl.full([BLOCK_N], 8, gl.int32, ROWS)
     scale = rings[2].index(at).load(ROWS)
@@ -148,6 +175,57 @@ def _operand(
 
 
 @gluon.jit
+def _step(
+    rings,
+    free,
+    stage,
+    before,
+    acc,
+    a_before,
+    scale_before,
+    total,
+    zero,
+    FIRST: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    GROUPS: gl.constexpr,
+    ZERO: gl.constexpr,
+    SCALED: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WARPS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """128 input features: per chunk unpack, start its product, and see the one before it ended.
+
+    A product reads operand A from registers while it runs. Naming `a_before` in the wait keeps its registers
+    from being written for the next chunk any earlier; the compiler does not see that they are still read.
+    """
+    x_ring = rings[1]
+    DTYPE: gl.constexpr = x_ring.dtype
+    words = words_of(rings[0].index(stage), BLOCK_N, WARPS)
+    for c in gl.static_range(CHUNKS):
+        a, scale = _operand(
+            rings, words, stage, c, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, DTYPE, LAYOUT
+        )
+        x = x_ring.index(stage * CHUNKS + c).permute([1, 0])
+        if FIRST and c == 0:
+            acc = warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
+            if SCALED:
+                acc = warpgroup_mma_wait(1, [acc])
+        elif SCALED:
+            acc = warpgroup_mma(a, x, acc, is_async=True)
+            acc, a_before = warpgroup_mma_wait(1, [acc, a_before])
+        else:
+            done, a_before = warpgroup_mma_wait(0, [acc, a_before])
+            total += done * scale_before.expand_dims(1)
+            acc = warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
+        if c == 0 and not FIRST:
+            mbarrier.arrive(free.index(before), count=1)
+        a_before = a
+        scale_before = scale
+    return acc, a_before, scale_before, total
+
+
+@gluon.jit
 def _consume(
     rings,
     ready,
@@ -158,76 +236,69 @@ def _consume(
     arrivals,
     M,
     N,
-    m0,
-    n0,
-    tile,
     split,
     splits,
     count,
-    BLOCK_N: gl.constexpr,
-    BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
     SHARED_K: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
+    GROUP_M: gl.constexpr,
     ZERO: gl.constexpr,
     SCALED: gl.constexpr,
     BIAS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
+    BLOCK_N: gl.constexpr = rings[0].shape[1] * 2
+    BLOCK_M: gl.constexpr = rings[1].shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
-    x_ring = rings[1]
-    DTYPE: gl.constexpr = x_ring.dtype
+    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
     zero = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
-    total = zero
-    # The first product stands outside the loop, so that its accumulator is born in the tensor cores.
-    mbarrier.wait(ready.index(0), 0)
-    words = words_of(rings[0].index(0), BLOCK_N, WARPS)
-    a, scale = _operand(rings, words, 0, 0, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, DTYPE, LAYOUT)
-    acc = warpgroup_mma(a, x_ring.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
-    for c in gl.static_range(1, CHUNKS):
-        a, after = _operand(rings, words, 0, c, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, DTYPE, LAYOUT)
-        done = warpgroup_mma_wait(0, [acc])
-        if not SCALED:
-            total += done * scale.expand_dims(1)
-            done = zero
-        acc = warpgroup_mma(a, x_ring.index(c).permute([1, 0]), done, use_acc=SCALED, is_async=True)
-        scale = after
-    stage = 1 % STAGES
+    no_a = gl.zeros([BLOCK_N, 128 // CHUNKS], rings[1].dtype, gl.DotOperandLayout(0, LAYOUT, 2))
+    no_scale = gl.zeros([BLOCK_N], gl.float32, ROWS)
+    stage = 0
     phase = 0
-    before = 0
-    for _ in range(1, count):
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        m0 = m * BLOCK_M
+        n0 = n * BLOCK_N
+        # The first step stands outside the loop, so that its accumulator is born in the tensor cores.
         mbarrier.wait(ready.index(stage), phase)
-        words = words_of(rings[0].index(stage), BLOCK_N, WARPS)
-        for c in gl.static_range(CHUNKS):
-            a, after = _operand(
-                rings, words, stage, c, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, DTYPE, LAYOUT
-            )
-            done = warpgroup_mma_wait(0, [acc])
-            if not SCALED:
-                total += done * scale.expand_dims(1)
-                done = zero
-            if c == 0:
-                mbarrier.arrive(free.index(before), count=1)
-            x = x_ring.index(stage * CHUNKS + c).permute([1, 0])
-            acc = warpgroup_mma(a, x, done, use_acc=SCALED, is_async=True)
-            scale = after
+        acc, a, scale, total = _step(
+            rings, free, stage, stage, zero, no_a, no_scale, zero, zero,
+            True, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
+        )  # fmt: skip
         before = stage
         stage += 1
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    done = warpgroup_mma_wait(0, [acc])
-    if SCALED:
-        total = done
-    else:
-        total += done * scale.expand_dims(1)
-    if not SHARED_K:
-        write_tile(total, out, bias, out, n0, m0, M, N, BIAS, False, LAYOUT, BLOCK_N, BLOCK_M)
-    else:
-        total, last = sum_of_splits(total, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT)
-        if last:
-            write_tile(total, out, bias, out, n0, m0, M, N, BIAS, False, LAYOUT, BLOCK_N, BLOCK_M)
+        for _ in range(1, count):
+            mbarrier.wait(ready.index(stage), phase)
+            acc, a, scale, total = _step(
+                rings, free, stage, before, acc, a, scale, total, zero,
+                False, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
+            )  # fmt: skip
+            before = stage
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        done, a = warpgroup_mma_wait(0, [acc, a])
+        mbarrier.arrive(free.index(before), count=1)
+        if SCALED:
+            total = done
+        else:
+            total += done * scale.expand_dims(1)
+        mine = True
+        if SHARED_K:
+            total, mine = sum_of_splits(
+                total, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT
+            )
+        if mine:
+            write_tile(total, out, bias, out, n0, m0, M, N, BIAS, False, LAYOUT, BLOCK_N, BLOCK_M, WARPS)
 
 
 @gluon.jit(do_not_specialize=["M", "steps", "steps_per_split"])
@@ -261,86 +332,43 @@ def _kernel(
     w_ring = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N // 2, 32], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * CHUNKS, BLOCK_M, WIDTH], x_desc.layout)
     s_ring = gl.allocate_shared_memory(s_desc.dtype, [STAGES * GROUPS, BLOCK_N], s_desc.layout)
-    z_ring = gl.allocate_shared_memory(gl.uint8, [STAGES * GROUPS, BLOCK_N], z_desc.layout)
+    # A bulk copy lands on a multiple of 128 bytes: 64 zero points leave a gap behind them.
+    PITCH: gl.constexpr = 128 // BLOCK_N if BLOCK_N < 128 else 1
+    z_ring = gl.allocate_shared_memory(gl.uint8, [STAGES * GROUPS * PITCH, BLOCK_N], z_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     SCALE_BYTES: gl.constexpr = s_desc.dtype.primitive_bitwidth // 8 + (1 if ZERO else 0)
     BYTES: gl.constexpr = BLOCK_N * 64 + BLOCK_M * 256 + BLOCK_N * GROUPS * SCALE_BYTES
-    m, n = tile_of(gl.program_id(0), (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
-    tile = gl.program_id(0)
     split = gl.program_id(1)
     splits = gl.num_programs(1)
     first = split * steps_per_split
     count = gl.minimum(steps - first, steps_per_split)
-    PER_TILE: gl.constexpr = 256 // BLOCK_N
-    w_row = n // PER_TILE * steps * 128 + n % PER_TILE * (BLOCK_N // 2)
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
     gdc_launch_dependents()
     rings = (w_ring, x_ring, s_ring, z_ring)
-    m0 = m * BLOCK_M
-    n0 = n * BLOCK_N
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
-                    rings,
-                    ready,
-                    free,
-                    out,
-                    bias,
-                    partial,
-                    arrivals,
-                    M,
-                    N,
-                    m0,
-                    n0,
-                    tile,
-                    split,
-                    splits,
-                    count,
-                    BLOCK_N,
-                    BLOCK_M,
-                    STAGES,
-                    SHARED_K,
-                    CHUNKS,
-                    GROUPS,
-                    ZERO,
-                    SCALED,
-                    BIAS,
-                    WARPS,
+                    rings, ready, free, out, bias, partial, arrivals, M, N, split, splits, count,
+                    STAGES, SHARED_K, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
                 ),
             ),
             (
                 _produce,
                 (
-                    w_desc,
-                    x_desc,
-                    s_desc,
-                    z_desc,
-                    rings,
-                    ready,
-                    free,
-                    w_row,
-                    m0,
-                    n0,
-                    N_PAD,
-                    first,
-                    count,
-                    BYTES,
-                    STAGES,
-                    CHUNKS,
-                    GROUPS,
-                    ZERO,
+                    w_desc, x_desc, s_desc, z_desc, rings, ready, free, M, N, N_PAD, steps, first, count,
+                    BYTES, STAGES, CHUNKS, GROUPS, GROUP_M, ZERO,
                 ),
             ),
         ],
         [1],
         [24],
-    )
+    )  # fmt: skip
 
 
 def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: Tile) -> torch.Tensor:
@@ -348,7 +376,7 @@ def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: 
     rows, (n, _) = x.shape[0], packed.shape
     steps = packed.words.shape[1]
     groups = TILE_K // packed.group_size
-    chunks = max(groups, 2 if tile.block_n > 32 * tile.warps // 2 else 1)
+    chunks = max(groups, 2)
     tiles = triton.cdiv(rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     splits, steps_per_split = even_splits(steps, allowed_splits(tile, tiles))
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
@@ -356,7 +384,8 @@ def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: 
     stage_bytes = tile.block_n * 64 + tile.block_m * 256 + tile.block_n * groups * scale_bytes
     partial, arrivals = workspace(x.device)
     zero_point = packed.words.view(torch.uint8) if packed.zero_point is None else packed.zero_point
-    _kernel[(tiles, splits)](
+    shared_bytes = stage_bytes * tile.stages
+    _kernel[(programs(tile, tiles, splits, shared_bytes, x.device), splits)](
         rows_descriptor(packed.words.view(-1, 32), tile.block_n // 2, 32),
         rows_descriptor(x, tile.block_m, TILE_K // chunks),
         line_descriptor(packed.scale, tile.block_n),
@@ -381,7 +410,7 @@ def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: 
         SCALED=tile.scale_weights,
         BIAS=bias is not None,
         num_warps=tile.warps,
-        maxnreg=registers_per_thread(tile, stage_bytes * tile.stages),
+        maxnreg=registers_per_thread(tile, shared_bytes),
         launch_pdl=packed.resident,
     )
     return out
