@@ -131,7 +131,7 @@ def write_chart(spec: ChartSpec, parent: Path) -> Path:
         autoescape=False,
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    for source in sorted(p for p in _TEMPLATE.rglob("*") if p.is_file()):
+    for source in sorted(p for p in _TEMPLATE.rglob("*") if p.is_file() and p.suffix != ".pyc"):
         relative = source.relative_to(_TEMPLATE)
         target = chart / relative.with_suffix("" if source.suffix == ".j2" else source.suffix)
         target.parent.mkdir(parents=True, exist_ok=True)

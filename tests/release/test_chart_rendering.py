@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from delivery.errors import UsageError
+from delivery.release import chart as chart_module
 from delivery.release.archive import write_chart_archive
 from delivery.release.chart import ChartSpec, Hardware, Image, chart_name, write_chart
 from delivery.release.measured import Measured
@@ -260,6 +263,17 @@ def test_an_image_by_tag_is_marked(make_spec: MakeSpec, helm: Helm, tmp_path: Pa
 def test_image_references_are_checked(text: str) -> None:
     with pytest.raises(UsageError, match="does not say which image"):
         Image.parse(text)
+
+
+def test_compiled_scripts_stay_out(make_spec: MakeSpec, tmp_path: Path) -> None:
+    """An image is made with its Python files compiled; the chart's scripts are among them."""
+    template = tmp_path / "template"
+    shutil.copytree(chart_module._TEMPLATE, template)
+    assert compileall.compile_dir(template / "files", quiet=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chart_module, "_TEMPLATE", template)
+        made = write_chart(make_spec(), tmp_path / "made")
+    assert not list(made.rglob("*.pyc"))
 
 
 def test_chart_names_fit_kubernetes() -> None:
