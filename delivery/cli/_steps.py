@@ -10,7 +10,7 @@ import click
 
 from delivery.cli._session import Session, answering, json_option, workdir_option
 from delivery.errors import UsageError
-from delivery.pipeline.values import check_field, describe, is_flag, is_list, parsed, type_of
+from delivery.pipeline.values import check_field, describe, error_code, is_flag, is_list, parsed, type_of
 from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _callback(step: type[Any]) -> Any:
 
 
 def _values(step: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Field values from option texts. Raises UsageError `wrong-type`."""
+    """Field values from option texts. Raises UsageError `wrong-type`, `bad-value`."""
     out: dict[str, Any] = {}
     for field in fields_of(step):
         raw = given[field.name]
@@ -144,7 +144,7 @@ def _values(step: type[Any], given: dict[str, Any]) -> dict[str, Any]:
                 out[field.name] = check_field(step, field, _typed(raw, type_of(step, field.name)))
             except ValueError as error:
                 raise UsageError(
-                    "wrong-type",
+                    error_code(error),
                     f"{option} of {step.name}",
                     why=str(error),
                     hint=f"deliver {step.name} --help",

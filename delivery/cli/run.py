@@ -135,12 +135,14 @@ def _show_plan(rows: tuple[PlanRow, ...]) -> None:
 def _show(result: RunResult) -> None:
     from delivery.pipeline.result import table
 
-    click.echo(f"\n{table(result)}\n")
+    if result.steps:
+        click.echo(f"\n{table(result)}\n")
     if result.release is not None:
         click.echo(f"release: {result.release}")
     if result.report_page is not None:
         click.echo(f"report:  {result.report_page}")
-    click.echo(result.last_line())
+    if result.error is None:
+        click.echo(result.last_line())
 
 
 def _terminated(number: int, frame: object) -> None:

@@ -12,7 +12,7 @@ from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
 from delivery.pipeline.refs import short
 from delivery.pipeline.result import size
-from delivery.pipeline.runner import EVERYTHING, select
+from delivery.pipeline.runner import EVERYTHING, preflight, select
 from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
@@ -50,12 +50,14 @@ def plan(
     """The stages in order, with what is known before anything runs.
 
     A stage behind one that runs is told to run too, though equal work may turn out to be cached.
-    Raises UsageError `unknown-stage`, and what resolving a `ref:` input raises.
+    Raises UsageError `unknown-stage`, and what `preflight` and resolving a `ref:` input raise.
     """
     known: dict[str, Artifact] = {}
     before = latest_steps(store)
     rows = []
-    for stage in select(pipeline, stages, until, force):
+    chosen = select(pipeline, stages, until, force)
+    preflight(chosen, store)
+    for stage in chosen:
         row, artifact = _row(stage, pipeline, store, known, before, set(force))
         if artifact is not None:
             known[stage.id] = artifact

@@ -82,9 +82,7 @@ class RunResult:
         return out
 
     def last_line(self) -> str:
-        """'passed', with everything that a pass owes to a waiver or to a baseline of its own making."""
-        if self.error is not None:
-            return f"stopped: {self.error.what}"
+        """Of a run that passed: 'passed', and what it owes to a waiver or a baseline of its own making."""
         owed = []
         for step in self.steps:
             if step.report is None:

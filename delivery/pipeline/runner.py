@@ -61,12 +61,13 @@ def run(
     """Run the pipeline, or only `stages` and what they need, or everything `until` a stage.
 
     A stage that fails ends the run: its error is in the result, what was made before it stays.
-    Raises UsageError `unknown-stage`.
+    Raises UsageError `unknown-stage`, and what `preflight` raises.
     """
     chosen = select(pipeline, stages, until, force)
     settings = Settings(
         store, display, pipeline.gate, model_name(pipeline.model), frozenset(force), render, today
     )
+    preflight(chosen, store)
     done: dict[str, StageResult] = {}
     with store.in_use():
         log = RunLog(store)
@@ -111,6 +112,16 @@ def select(
         needed = {s.id for s in pipeline.needed_for(stages)}
         chosen = tuple(s for s in chosen if s.id in needed)
     return chosen
+
+
+def preflight(stages: Sequence[Stage], store: Store) -> None:
+    """Look at every outside file that the stages will read, before the first of them works.
+
+    Raises what a step's `external` raises for a corpus, a suite or a model that is not there.
+    """
+    with store.remembering():
+        for stage in stages:
+            stage.instance().external()
 
 
 def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:

@@ -14,7 +14,7 @@ from delivery.pipeline.file import Gate, PipelineFile
 from delivery.pipeline.overrides import apply_overrides
 from delivery.pipeline.problems import file_error
 from delivery.pipeline.source import read_yaml
-from delivery.pipeline.values import check_field
+from delivery.pipeline.values import check_field, error_code
 from delivery.pipeline.wiring import Node, Source, wire
 from delivery.steps import CATALOG
 from delivery.steps.step import fields_of
@@ -229,7 +229,7 @@ def _params(
         try:
             out[name] = check_field(step, field, value)
         except ValueError as error:
-            raise UsageError("wrong-type", f"{document.where(at)}: {name}", why=str(error)) from error
+            raise UsageError(error_code(error), f"{document.where(at)}: {name}", why=str(error)) from error
     return out
 
 

@@ -12,6 +12,11 @@ from delivery.errors import did_you_mean
 if TYPE_CHECKING:
     from delivery.steps.step import Field
 
+
+class NotAChoice(ValueError):
+    """A value of the right type that is not among the choices of its field."""
+
+
 _WORDS = {"true": True, "false": False}
 _NONE = ("none", "null")
 _SCALARS: Mapping[type, str] = {
@@ -86,7 +91,9 @@ def parsed(text: str, hint: Any) -> Any:
 
 
 def check_field(cls: type[Any], field: Field, value: Any) -> Any:
-    """`value` checked against the type and the choices of one declared field. Raises ValueError.
+    """`value` checked against the type and the choices of one declared field.
+
+    Raises ValueError, NotAChoice; `error_code` tells the two apart.
 
     A whole number where text is wanted is that text: `group_size: 64` needs no quotes.
     """
@@ -99,8 +106,13 @@ def check_field(cls: type[Any], field: Field, value: Any) -> Any:
         allowed = tuple(choices() if callable(choices) else choices)
         for one in value if isinstance(value, list | tuple) else (value,):
             if one not in allowed:
-                raise ValueError(f"{one!r} is not a choice; {did_you_mean(str(one), allowed)}")
+                raise NotAChoice(f"{one!r} is not a choice; {did_you_mean(str(one), allowed)}")
     return value
+
+
+def error_code(error: ValueError) -> str:
+    """The code to show an error of `check_field` or `parsed` under."""
+    return "bad-value" if isinstance(error, NotAChoice) else "wrong-type"
 
 
 class _Mismatch(Exception):

@@ -33,7 +33,7 @@ def test_no_arguments_show_the_help(deliver):
         (["shrink"], "error[usage]: Missing option '--checkpoint'\n  hint: deliver shrink --help\n"),
         (
             ["shrink", "--checkpoint", "x", "--mode", "slw"],
-            "error[wrong-type]: --mode of shrink\n"
+            "error[bad-value]: --mode of shrink\n"
             "  why:  'slw' is not a choice; did you mean 'slow'?\n"
             "  hint: deliver shrink --help\n",
         ),

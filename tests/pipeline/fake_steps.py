@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from delivery.artifact import Kind, hash_file
-from delivery.errors import UsageError
+from delivery.errors import DataError, UsageError
 from delivery.gate.report import Finding, Metric, Report, Verdict
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
@@ -45,6 +45,8 @@ class Make:
 
     def external(self) -> Mapping[str, str]:
         path = Path(self.model)
+        if path.suffix and not path.is_file():
+            raise DataError("no-source", f"there is no source {path}")
         return {"source": hash_file(path).sha256} if path.is_file() else {}
 
     def _text(self) -> str:

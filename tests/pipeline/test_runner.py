@@ -8,7 +8,7 @@ import fake_steps
 import pytest
 
 from delivery.artifact import read_artifact
-from delivery.errors import UsageError
+from delivery.errors import DataError, UsageError
 from delivery.gate.report import Report
 from delivery.pipeline.progress import Lines
 from delivery.pipeline.result import table
@@ -40,6 +40,16 @@ def test_a_parameter_re_runs_its_step_and_what_follows(go, trace):
     assert trace() == ["shrink", "assemble", "probe", "judge", "pack"]
     go()
     assert trace() == ["judge"]
+
+
+def test_a_missing_outside_file_is_told_before_anything_runs(go, trace, store):
+    text = fake_steps.PIPELINE.replace(
+        "- uses: make", "- uses: make\n  - {uses: make, id: more, with: {model: no.txt}}"
+    )
+    with pytest.raises(DataError, match="there is no source no"):
+        go(text=text)
+    assert trace() == []
+    assert not store.workdir.exists()
 
 
 def test_equal_output_stops_the_re_running(go, trace):

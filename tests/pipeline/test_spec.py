@@ -51,7 +51,7 @@ def test_every_parameter_has_its_value(pipeline_file):
         (HEAD + "    id: 3", "wrong-type", r"expected text, got 3 \(a whole number\)"),
         (HEAD + "  - uses: make", "duplicate-stage", "two steps have the id 'make'"),
         (HEAD + "  - uses: shrnk", "unknown-step", "did you mean 'shrink'"),
-        (HEAD + "  - {uses: shrink, with: {mode: slw}}", "wrong-type", "did you mean 'slow'"),
+        (HEAD + "  - {uses: shrink, with: {mode: slw}}", "bad-value", "did you mean 'slow'"),
         (
             HEAD + "  - uses: shrink\n    with: {group_size: 0}",
             "bad-group",
@@ -147,7 +147,7 @@ def test_overrides_are_typed(pipeline_file):
         ("shrink.grup_size=1", "unknown-key", "did you mean 'group_size'"),
         ("shrink.mode.x=1", "unknown-key", "no parameter 'mode.x'"),
         ("shrink.group_size=x", "wrong-type", "error.wrong-type.: --set shrink.group_size\n.*whole number"),
-        ("shrink.mode=slw", "wrong-type", "--set shrink.mode: mode\n.*did you mean 'slow'"),
+        ("shrink.mode=slw", "bad-value", "--set shrink.mode: mode\n.*did you mean 'slow'"),
         ("gate.limts.x=1", "unknown-key", "--set gate.limts.*unknown key 'limts'"),
         ("defaults.seed=x", "wrong-type", "--set defaults.seed: defaults.seed"),
         ("defaults.seed.x=1", "wrong-type", "defaults.seed"),
