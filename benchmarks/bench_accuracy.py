@@ -1,0 +1,162 @@
+"""How accurately `deliver bench` measures: a server with known delays, asked 50 times a second.
+
+    python benchmarks/bench_accuracy.py [--rate 50] [--seconds 10]
+
+The server runs in a process of its own. It answers after a known delay and then sends a token at a time;
+what it really did (its own event loop is late, too) travels in the tokens' text, on the clock that all
+processes of a machine share. The errors are therefore the load generator's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delivery.bench.http_stream import Client
+from delivery.bench.plan import plan
+from delivery.bench.url_target import UrlTarget
+from delivery.bench.workload import parse_workload
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+FIRST_S, EACH_S, TOKENS = 0.040, 0.010, 16
+
+
+def serve(pipe: Connection) -> None:
+    """A server for one benchmark: `/v1/models` and streaming completions with the delays above."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                came = time.monotonic()
+                size = int(head.lower().partition("content-length: ")[2].split("\r")[0])
+                body = await reader.readexactly(size)
+                if head.startswith("GET"):
+                    listed = b'{"data": [{"id": "clockwork"}]}'
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(listed) + listed)
+                    continue
+                await answer(writer, came, json.loads(body)["max_tokens"])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def answer(writer: asyncio.StreamWriter, came: float, tokens: int) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(tokens):
+            await asyncio.sleep(max(0.0, came + FIRST_S + number * EACH_S - time.monotonic()))
+            end = "length" if number == tokens - 1 else None
+            text = f"{came:.6f},{time.monotonic():.6f};"
+            chunk(writer, {"choices": [{"text": text, "finish_reason": end}]})
+        chunk(writer, {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": tokens}})
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+
+    def chunk(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+        data = b"data: " + json.dumps(event).encode() + b"\n\n"
+        writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=512)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Milliseconds that a measured time lies over the true one."""
+
+    name: str
+    median: float
+    p95: float
+    worst: float
+
+    @classmethod
+    def of(cls, name: str, values: list[float]) -> Errors:
+        array = np.asarray(values)
+        return cls(name, float(np.median(array)), float(np.percentile(array, 95)), float(array.max()))
+
+
+class Keeping(Client):
+    """The client, keeping the bytes of every answer for comparison."""
+
+    kept: list[bytes]
+
+    async def request(self, *args: Any, **kwargs: Any) -> Any:
+        status, pieces = await super().request(*args, **kwargs)
+        return status, self._keep(pieces)
+
+    async def _keep(self, pieces: Any) -> Any:
+        parts = []
+        async for piece in pieces:
+            parts.append(piece[1])
+            yield piece
+        KEPT.append(b"".join(parts))
+
+
+KEPT: list[bytes] = []
+
+
+def measure(rate: float, seconds: float) -> tuple[list[Errors], int]:
+    """Errors of TTFT, TPOT and of the sender, and the number of requests."""
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+    server.start()
+    port = ours.recv()
+    data = {
+        "requests": int(rate * seconds),
+        "shape": {"prompt_tokens": 8, "output_tokens": TOKENS},
+        "arrival": {"kind": "poisson", "rate": rate},
+    }
+    try:
+        target = UrlTarget(f"http://127.0.0.1:{port}", client=Keeping)
+        target.run(plan(parse_workload({**data, "requests": 20})))
+        KEPT.clear()
+        records = target.run(plan(parse_workload(data)))
+    finally:
+        server.terminate()
+        server.join()
+    return _errors(records), len(records)
+
+
+def _errors(records: list[Any]) -> list[Errors]:
+    truth = []
+    for body in (b for b in KEPT if b.startswith(b"data: ")):
+        events = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+        marks = [c["text"].strip(";").split(",") for e in events for c in e["choices"] if c.get("text")]
+        truth.append((float(marks[0][0]), [float(sent) for _, sent in marks]))
+    truth.sort(key=lambda t: t[0])
+    # Poisson arrivals come in the order of the records unless two are closer than the network's jitter.
+    sent_order = sorted(records, key=lambda r: r.sent_s)
+    ttft, tpot = [], []
+    for record, (came, sent) in zip(sent_order, truth, strict=True):
+        ttft.append((record.first_token_s - record.scheduled_s - (sent[0] - came)) * 1e3)
+        true_tpot = (sent[-1] - sent[0]) / (len(sent) - 1)
+        tpot.append((record.tpot_ms / 1e3 - true_tpot) * 1e3)
+    delays = [r.schedule_delay_ms for r in records]
+    return [Errors.of("TTFT", ttft), Errors.of("TPOT", tpot), Errors.of("sender", delays)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", type=float, default=50.0, help="requests per second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    options = parser.parse_args()
+    errors, count = measure(options.rate, options.seconds)
+    print(f"{count} requests at {options.rate:g}/s, {TOKENS} tokens each; errors in ms")
+    print(f"{'':<10}{'median':>10}{'P95':>10}{'worst':>10}")
+    for e in errors:
+        print(f"{e.name:<10}{e.median:>10.3f}{e.p95:>10.3f}{e.worst:>10.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""`deliver bench` and `deliver baseline`, through the command group as a user calls it."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from click.testing import CliRunner
+
+from delivery.artifact import Kind, Manifest, hash_tree, write_manifest
+from delivery.bench.disturbance import Disturbance
+from delivery.bench.measured import Measured, Side
+from delivery.bench.workload import load_workload
+from delivery.cli._group import commands
+from delivery.device import DeviceFingerprint
+from delivery.errors import DataError, UsageError
+from delivery.gate import RequestRecord
+from delivery.gate import baseline as baselines
+
+
+@pytest.fixture
+def deliver(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        result = CliRunner().invoke(commands, [*arguments], catch_exceptions=False, standalone_mode=False)
+        return result.stdout
+
+    return call
+
+
+def report(folder, slower=1.0):
+    """A compare report as the runner commits it."""
+    runs = tuple(
+        tuple(
+            RequestRecord(f"r{i}", i * 0.1, i * 0.1, i * 0.1 + 0.3 * slower, i * 0.1 + 0.7 * slower, 16, 8)
+            for i in range(130)
+        )
+        for _ in range(5)
+    )
+    memory = {"weights_bytes": 1e8, "peak_bytes": 6e7, "kv_tokens": 1024.0}
+    made = Measured(Side(runs, (Disturbance(),) * 5, memory, "deliver", 2.0))
+    folder.mkdir()
+    made.write(folder)
+    device = DeviceFingerprint("cpu", "Test CPU", cores=2)
+    data = {
+        "device": asdict(device),
+        "device_slug": device.slug,
+        "versions": {},
+        "engine": "e" * 64,
+        "baseline_engine": None,
+        "workload": {"name": "demo", **load_workload("demo").to_json()},
+        "kv_tokens": 1024,
+        **made.to_json(),
+    }
+    (folder / "compare.json").write_text(json.dumps(data))
+    write_manifest(folder, Manifest(Kind.REPORT, "compare", 1, files=hash_tree(folder)))
+    return folder
+
+
+def test_a_baseline_is_made_changed_and_shown(deliver, tmp_path):
+    first = report(tmp_path / "r1")
+    said = deliver("baseline", "update", str(first), "--reason", "first", "--model", "demo")
+    assert "commit baselines/demo/test-cpu-" in said
+    second = report(tmp_path / "r2", slower=1.1)
+    row = json.loads(
+        deliver("baseline", "update", str(second), "--reason", "new tokenizer", "--model", "demo", "--json")
+    )
+    assert row["values"]["e2e_p95_ms"] == pytest.approx(770.0)
+    assert [entry["reason"] for entry in row["history"]] == ["first", "new tokenizer"]
+    assert row["anchor"] == "e" * 64
+    assert "new tokenizer" in deliver("baseline", "show")
+    third = json.loads(
+        deliver("baseline", "update", str(first), "--reason", "v2", "--model", "demo", "--released", "--json")
+    )
+    assert third["anchor"] is None
+    shown = json.loads(deliver("baseline", "show", "--json"))["baselines"]
+    assert len(shown) == 1
+    assert baselines.read(tmp_path / shown[0]["path"]).current.reason == "v2"
+
+
+def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):
+    made = report(tmp_path / "r1")
+    with pytest.raises(UsageError, match="only with a reason"):
+        deliver("baseline", "update", str(made), "--reason", " ", "--model", "demo")
+    with pytest.raises(UsageError, match="no compare report"):
+        deliver("baseline", "update", "--reason", "x", "--model", "demo")
+    other = tmp_path / "other"
+    other.mkdir()
+    write_manifest(other, Manifest(Kind.REPORT, "smoke", 1))
+    with pytest.raises(UsageError, match="no report of compare"):
+        deliver("baseline", "update", str(other), "--reason", "x", "--model", "demo")
+    assert not (tmp_path / "baselines").exists()
+    assert "no baselines in" in deliver("baseline", "show")
+
+
+def test_bench_of_a_model_directory(deliver, tiny_checkpoint, tmp_path):
+    options = ("--workload", "demo", "--requests", "12", "--warmup", "0", "--concurrency", "4")
+    out = deliver("bench", str(tiny_checkpoint), *options, "--goodput", "ttft:60000", "--device", "cpu")
+    assert "time per output token" in out
+    assert "requests within limits" in out
+    summary = json.loads(
+        deliver("bench", str(tiny_checkpoint), *options, "--json", "--out", str(tmp_path / "b"))
+    )
+    assert summary["completed"] == 12
+    assert summary["output_lens"] == [8] * 12
+    assert (tmp_path / "b" / "records.jsonl").is_file()
+
+
+def test_bench_says_what_was_wrong(deliver):
+    with pytest.raises(UsageError, match="--goodput itl:5"):
+        deliver("bench", "http://127.0.0.1:9", "--goodput", "itl:5")
+    with pytest.raises(UsageError, match="exclude each other"):
+        deliver("bench", "http://127.0.0.1:9", "--rate", "1", "--concurrency", "2")
+
+
+def test_a_server_that_only_fails_is_an_error(deliver):
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"data": [{"id": "m", "owned_by": "vllm"}]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(503)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"busy")
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(DataError) as caught:
+            deliver("bench", f"http://127.0.0.1:{server.server_port}", "--requests", "3", "--warmup", "0")
+        assert "status 503: busy" in caught.value.render()
+        from delivery.bench.session import server_session
+
+        with server_session(f"http://127.0.0.1:{server.server_port}") as session:
+            assert session.runtime == "vllm"
+            assert session.memory() is None
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_load_generator_runs_without_the_rest(tiny_checkpoint, capsys):
+    from delivery.bench.__main__ import main
+
+    assert (
+        main([str(tiny_checkpoint), "--workload", "demo", "--requests", "3", "--warmup", "0", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["completed"] == 3
+    assert main(["http://127.0.0.1:9", "--workload", "nope"]) == 2
+    assert "error[unknown-workload]" in capsys.readouterr().err
+
+
+def test_the_load_generator_imports_nothing_but_the_standard_library_and_numpy():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, delivery.bench.run, delivery.bench.url_target, delivery.bench.__main__;"
+        "bad = {'click', 'rich', 'pydantic', 'requests', 'httpx', 'ruamel', 'jinja2', 'torch'};"
+        "sys.exit(', '.join(sorted(bad & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
