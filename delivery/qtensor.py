@@ -14,6 +14,30 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
+class Outliers:
+    """A few weights kept apart from the grid of the others.
+
+    index: int64 [M], row · K + column, ascending. values: int8 [M]. scale: float [N], by which the values
+    of a row are multiplied. bits: significant bits of a value (6: −32 .. 31).
+    """
+
+    index: torch.Tensor
+    values: torch.Tensor
+    scale: torch.Tensor
+    bits: int = 6
+
+    def to(self, device: torch.device | str) -> Outliers:
+        """The same on another device."""
+        return Outliers(self.index.to(device), self.values.to(device), self.scale.to(device), self.bits)
+
+    def put_into(self, weight: torch.Tensor) -> None:
+        """Write the weights into [N, K], in place."""
+        rows = self.index // weight.shape[1]
+        kept = self.values.to(weight.dtype) * self.scale.to(weight.dtype)[rows]
+        weight.view(-1)[self.index] = kept
+
+
+@dataclass(frozen=True, slots=True)
 class QTensor:
     """A weight [N, K] (N output features, K input features) in low precision.
 
@@ -30,6 +54,7 @@ class QTensor:
     act_dtype: dtype that activations are quantised to before the product (W8A8), or None when they
         stay in floating point.
     block_size: 128 for 128 x 128 block scales, else None.
+    outliers: weights that stand in place of what the grid says of them, or None.
 
     w[n, k] = (qdata[n, k] − zero_point[n, g]) · scale[n, g], in the dtype of `scale`.
     """
@@ -43,6 +68,7 @@ class QTensor:
     input_scale: torch.Tensor | None = None
     act_dtype: torch.dtype | None = None
     block_size: int | None = None
+    outliers: Outliers | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -64,6 +90,7 @@ class QTensor:
             input_scale=move(self.input_scale),
             act_dtype=self.act_dtype,
             block_size=self.block_size,
+            outliers=None if self.outliers is None else self.outliers.to(device),
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,7 +107,10 @@ class QTensor:
         if self.zero_point is not None:
             zero_point = self.zero_point.to(work)
             values = values - (zero_point if zero_point.shape[1] == 1 else zero_point[:, groups])
-        return (values * (scale if scale.shape[1] == 1 else scale[:, groups])).to(dtype)
+        values = values * (scale if scale.shape[1] == 1 else scale[:, groups])
+        if self.outliers is not None:
+            self.outliers.put_into(values)
+        return values.to(dtype)
 
     def group_index(self) -> torch.Tensor:
         """int64 [K]: the column of `scale` that each input feature uses."""
@@ -96,4 +126,7 @@ class QTensor:
         stored = self.qdata.numel() * self.bits + self.scale.numel() * self.scale.element_size() * 8
         if self.zero_point is not None:
             stored += self.zero_point.numel() * self.bits
+        if self.outliers is not None:
+            o = self.outliers
+            stored += o.index.numel() * (o.bits + 64) + o.scale.numel() * o.scale.element_size() * 8
         return stored / self.qdata.numel()

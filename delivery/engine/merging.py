@@ -42,6 +42,8 @@ def _merge_biases(layers: Sequence[Linear]) -> torch.Tensor | None:
 
 def _merge_quantized(weights: list[QTensor]) -> QTensor | None:
     first = weights[0]
+    if any(w.outliers is not None for w in weights):
+        return None
     for other in weights[1:]:
         same = (
             other.bits == first.bits

@@ -63,6 +63,8 @@ def why_not_pack(weight: QTensor) -> str | None:
         return f"group size {weight.group_size} is not a multiple of 32"
     if weight.g_idx is not None and _order(weight) is None:
         return "g_idx gives groups of unequal size"
+    if weight.outliers is not None:
+        return "outliers are kept apart, which no kernel reads"
     return None
 
 

@@ -57,6 +57,8 @@ def why_not_pack(weight: QTensor) -> str | None:
         return "128-block scales belong to fp8 weights"
     if weight.block_size is None and weight.scale.shape[1] != 1:
         return "expected one scale per output channel or per tensor, got groups"
+    if weight.outliers is not None:
+        return "outliers are kept apart, which no kernel reads"
     return None
 
 

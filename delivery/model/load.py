@@ -13,7 +13,7 @@ from delivery.model.config import ModelConfig
 from delivery.model.families import family_for, family_named
 from delivery.model.families.family import Family, Part
 from delivery.model.weights import BlockWeights, Linear, Norm
-from delivery.qtensor import QTensor
+from delivery.qtensor import Outliers, QTensor
 
 
 class WeightSource(Protocol):
@@ -201,7 +201,17 @@ def take_rows(weight: torch.Tensor | QTensor, rows: torch.Tensor) -> torch.Tenso
         g_idx=weight.g_idx,
         input_scale=weight.input_scale,
         act_dtype=weight.act_dtype,
+        outliers=None if weight.outliers is None else _take_outliers(weight.outliers, rows, weight.shape),
     )
+
+
+def _take_outliers(outliers: Outliers, rows: torch.Tensor, shape: tuple[int, int]) -> Outliers:
+    place = torch.full((shape[0],), -1, dtype=torch.int64, device=outliers.index.device)
+    place[rows] = torch.arange(len(rows), device=place.device)
+    row, column = outliers.index // shape[1], outliers.index % shape[1]
+    kept = place[row] >= 0
+    index, order = (place[row][kept] * shape[1] + column[kept]).sort()
+    return Outliers(index, outliers.values[kept][order], outliers.scale[rows], outliers.bits)
 
 
 def _missing(name: str) -> DataError:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from delivery.qtensor import QTensor
+from delivery.model.load import take_rows
+from delivery.qtensor import Outliers, QTensor
 from delivery.quantization.driver import BlockResult
 from delivery.quantization.eight_bit import fp8_per_block, fp8_per_tensor
 from delivery.quantization.plan import Target
@@ -74,11 +75,28 @@ def _joined(layers: list[Layer]) -> QTensor:
         weight = torch.cat([r.dequantize() for r in results])[order]
         return replace(fp8_per_tensor(weight, 1.0, first.qdata.dtype), input_scale=first.input_scale)
     zero_points = [r.zero_point for r in results if r.zero_point is not None]
-    return replace(
+    whole = replace(
         first,
-        qdata=torch.cat([r.qdata for r in results])[order],
-        scale=torch.cat([r.scale for r in results])[order],
-        zero_point=torch.cat(zero_points)[order] if zero_points else None,
+        qdata=torch.cat([r.qdata for r in results]),
+        scale=torch.cat([r.scale for r in results]),
+        zero_point=torch.cat(zero_points) if zero_points else None,
+        outliers=_joined_outliers(results),
+    )
+    joined = take_rows(whole, order)
+    assert isinstance(joined, QTensor)
+    return joined
+
+
+def _joined_outliers(results: list[QTensor]) -> Outliers | None:
+    apart = [r.outliers for r in results if r.outliers is not None]
+    if not apart:
+        return None
+    starts = torch.tensor([0, *(r.qdata.numel() for r in results)]).cumsum(0).tolist()
+    return Outliers(
+        torch.cat([o.index + start for o, start in zip(apart, starts, strict=False)]),
+        torch.cat([o.values for o in apart]),
+        torch.cat([o.scale for o in apart]),
+        apart[0].bits,
     )
 
 

@@ -63,7 +63,7 @@ class ModelPlan:
         found = {t.planned.scheme.name: t.planned.scheme for t in self.targets if t.planned is not None}
         return tuple(found.values())
 
-    def prototypes(self, symmetric: bool) -> dict[str, QTensor | None]:
+    def prototypes(self, options: Options) -> dict[str, QTensor | None]:
         """Prefix → a QTensor without data, or None for a plain layer: what formats are asked about."""
         sizes: dict[str, int] = {}
         for target in self.targets:
@@ -73,8 +73,12 @@ class ModelPlan:
             if t.planned is None:
                 found[t.prefix] = None
             elif t.prefix not in found:
-                shape = (sizes[t.prefix], t.columns)
-                found[t.prefix] = t.planned.scheme.storage.prototype(shape, t.planned.group_size, symmetric)
+                found[t.prefix] = t.planned.scheme.storage.prototype(
+                    (sizes[t.prefix], t.columns),
+                    t.planned.group_size,
+                    options.symmetric,
+                    bool(options.outliers),
+                )
         return found | dict.fromkeys(self.plain)
 
     def notes(self) -> list[str]:

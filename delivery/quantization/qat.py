@@ -73,6 +73,10 @@ class Trainable:
         else:
             offset = (weight.float() / self.steps - centre).clamp(-0.45, 0.45)
             self.place = (centre + offset).requires_grad_()
+        self.apart: torch.Tensor | None = None
+        if qtensor.outliers is not None:
+            self.apart = torch.full(qtensor.shape, float("nan"), device=self.place.device)
+            qtensor.outliers.put_into(self.apart)
         self.grow = torch.zeros_like(qtensor.scale, dtype=torch.float32).requires_grad_()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,6 +85,8 @@ class Trainable:
             x = x + (fake_quantize(x, q.act_dtype, q.input_scale) - x).detach()
         growth = _expand(self.grow, q).exp()
         weight = self._rounded(self.place / growth) * self.steps * growth
+        if self.apart is not None:
+            weight = torch.where(self.apart.isnan(), weight, self.apart)
         return functional.linear(x, weight.to(x.dtype), self.bias)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from delivery.errors import UsageError, did_you_mean
-from delivery.qtensor import QTensor
+from delivery.qtensor import Outliers, QTensor
 from delivery.quantization.awq import Duo
 from delivery.quantization.gptq import ActOrder
 from delivery.quantization.grid import Grid
@@ -67,7 +67,9 @@ class Storage:
     activation: torch.dtype | None = None
     static: bool = False
 
-    def prototype(self, shape: tuple[int, int], group_size: int, symmetric: bool) -> QTensor:
+    def prototype(
+        self, shape: tuple[int, int], group_size: int, symmetric: bool, outliers: bool = False
+    ) -> QTensor:
         """A QTensor without data (on the meta device) of the form that the scheme makes."""
         rows, columns = shape
         width = columns if group_size == -1 else group_size
@@ -84,6 +86,9 @@ class Storage:
         def empty(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device="meta")
 
+        apart = None
+        if grouped and outliers:
+            apart = Outliers(empty((1,), torch.int64), empty((1,), torch.int8), empty((rows,), torch.float16))
         return QTensor(
             qdata=empty(shape, weight),
             scale=empty(scales, torch.float16 if grouped else torch.float32),
@@ -93,6 +98,7 @@ class Storage:
             input_scale=empty((1,), torch.float32) if self.static else None,
             act_dtype=self.activation,
             block_size=128 if self.granularity == "block" else None,
+            outliers=apart,
         )
 
 

@@ -146,14 +146,13 @@ def plan_for_format(
     def shape(name: str) -> tuple[int, ...]:
         return checkpoint.info(name).shape
 
-    symmetric = wishes.options.symmetric
     wishes = replace(wishes, weights=tuple(n for n in checkpoint.names() if len(shape(n)) == 2))
     plan = make_plan(config, checkpoint, shape, wishes)
-    if not wishes.options.group_sizes.uniform or _fits(plan, symmetric, format_module, kv):
+    if not wishes.options.group_sizes.uniform or _fits(plan, wishes, format_module, kv):
         return plan
     single = make_plan(config, checkpoint, shape, replace(wishes, single_size=True))
-    return single if _fits(single, symmetric, format_module, kv) else plan
+    return single if _fits(single, wishes, format_module, kv) else plan
 
 
-def _fits(plan: ModelPlan, symmetric: bool, format_module: Any, kv: str | None) -> bool:
-    return format_module.why_not_all(plan.prototypes(symmetric), kv) is None
+def _fits(plan: ModelPlan, wishes: Wishes, format_module: Any, kv: str | None) -> bool:
+    return format_module.why_not_all(plan.prototypes(wishes.options), kv) is None

@@ -57,6 +57,7 @@ class Quantize:
     symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
     narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
     clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
+    outliers: float = param(0.0, "Share of the weights kept at 6 bit, such as 0.001 (--format deliver).")
     duo: str = param("both", "AWQ: weigh by the weights too.", choices=("off", "on", "both"))
     points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.")
     act_order: str = param("static", "GPTQ: order of columns.", choices=("off", "static", "group"))
@@ -96,13 +97,13 @@ class Quantize:
         kv = None if self.kv == "none" else self.kv
         name = load_scheme(self.scheme).formats[0] if self.format == "auto" else self.format
         plan = plan_for_format(checkpoint, config, wishes, load_format(name), kv)
-        check_export(name, plan.prototypes(self.symmetric), kv)
+        check_export(name, plan.prototypes(wishes.options), kv)
         if ctx.device.startswith("cuda"):
             check_hardware(scheme.storage for scheme in plan.schemes())
         for note in plan.notes():
             ctx.finding("info", note)
         store = self._quantize(ctx, checkpoint, config, plan, wishes, load_format(name))
-        quantization = load_format(name).quantization_config(plan.prototypes(self.symmetric), kv)
+        quantization = load_format(name).quantization_config(plan.prototypes(wishes.options), kv)
         write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, self.shard_bytes)
         self._report(ctx, plan, store, config.num_layers, name)
 
@@ -127,6 +128,13 @@ class Quantize:
             raise UsageError(
                 "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
             )
+        if not 0 <= self.outliers <= 0.1 or (self.outliers and self.scheme == "gptq-w4a16"):
+            raise UsageError(
+                "outliers",
+                f"--outliers {self.outliers:g} with --scheme {self.scheme}",
+                why="expected a share of 0 to 0.1, and a scheme that rounds each weight by itself",
+                hint="--scheme awq-w4a16 --outliers 0.001 --format deliver",
+            )
         if self.qat and not self.propagate:
             raise UsageError(
                 "qat-needs-propagation",
@@ -139,6 +147,7 @@ class Quantize:
             symmetric=self.symmetric,
             narrow=self.narrow,
             clip=self.clip,
+            outliers=self.outliers,
             duo=self.duo,  # type: ignore[arg-type]
             points=self.points,
             act_order=self.act_order,  # type: ignore[arg-type]

@@ -208,6 +208,21 @@ def test_matrices_outside_the_decoder_stay_and_are_listed(model: Path, tmp_path:
     assert "2 matrices outside the decoder" in ctx.texts("info")
 
 
+def test_outliers_need_the_engine_s_own_format(model: Path, calibration: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"scheme": "awq-w4a16", "outliers": 0.002}
+    for form in ("awq", "gptq", "compressed-tensors"):
+        with pytest.raises(UsageError, match=f"format {form} cannot hold[\\s\\S]*own format"):
+            quantize(tmp_path / form, model, calibration, **settings, format=form)
+    with pytest.raises(UsageError, match=r"--outliers 0\.002 with --scheme gptq-w4a16"):
+        quantize(tmp_path / "g", model, calibration, scheme="gptq-w4a16", outliers=0.002)
+    kept = quantize(tmp_path / "kept", model, calibration, **settings, format="deliver")
+    weight = Checkpoint.open(kept.out).weight("model.layers.1.mlp.down_proj")
+    assert isinstance(weight, QTensor)
+    assert weight.outliers is not None
+    assert weight.outliers.index.numel() == round(0.002 * 128 * 384)
+    assert distance(logits(kept.out), logits(model)) < 0.3
+
+
 def test_patterns_that_name_nothing_are_mistakes(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"pattern '\*\.downproj' matches no linear layer"):
         quantize(tmp_path / "a", model, scheme="rtn-w4a16", skip="*.downproj")
