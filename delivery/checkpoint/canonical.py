@@ -85,8 +85,8 @@ class Canonical:
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that conversion takes beside the interpreter: one tensor and what is made of it."""
-        return 3 * self.source.largest_bytes
+        """Most memory that conversion takes beside the interpreter."""
+        return self.source.peak_bytes
 
     def _pieces(self) -> list[Piece]:
         names = self.source.names()

@@ -56,7 +56,7 @@ class DequantizedSource:
         return 2 * sum(self._elements(name) for name in self._names)
 
     @property
-    def largest_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         # The values as bytes, as float32 beside their scales, and as they are stored.
         return max((11 * self._elements(name) for name in self._names), default=0)
 

@@ -37,5 +37,6 @@ class DirectorySource:
         return self.checkpoint.size_bytes()
 
     @property
-    def largest_bytes(self) -> int:
-        return max((self.checkpoint.info(n).size_bytes for n in self.checkpoint.names()), default=0)
+    def peak_bytes(self) -> int:
+        # Mapped, cast or rearranged, and the copy that the writer may hold.
+        return 3 * max((self.checkpoint.info(n).size_bytes for n in self.checkpoint.names()), default=0)

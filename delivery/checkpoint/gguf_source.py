@@ -72,9 +72,10 @@ class GgufSource:
         return width * sum(self._count(t.shape) for t in self._file.tensors.values())
 
     @property
-    def largest_bytes(self) -> int:
-        # The values in float32, the numpy temporaries of dequantising them, and the stored copy.
-        return 3 * 4 * max((self._count(t.shape) for t in self._file.tensors.values()), default=0)
+    def peak_bytes(self) -> int:
+        # The file's pages, the values in float32, rearranged, and as they are stored.
+        width = 1 + 4 + 4 + (4 if self.dtype == "float32" else 2)
+        return width * max((self._count(t.shape) for t in self._file.tensors.values()), default=0)
 
     def _own_dtype(self) -> str:
         kinds = {t.kind for t in self._file.tensors.values() if len(t.shape) > 1}

@@ -41,8 +41,8 @@ class Source(Protocol):
         ...
 
     @property
-    def largest_bytes(self) -> int:
-        """Most bytes that reading one tensor needs."""
+    def peak_bytes(self) -> int:
+        """Most memory that one tensor takes while it is read, made into what is written, and written."""
         ...
 
 
