@@ -86,6 +86,7 @@ def row(
 
 def time_us(calls: list[Callable[[], object]], replays: int = 15) -> float:
     """Median microseconds of one call, from replays of a graph of all of them."""
+    torch.cuda.synchronize()  # the inputs were made on another stream
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:3]:

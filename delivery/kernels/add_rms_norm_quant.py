@@ -66,7 +66,7 @@ def _cases() -> Iterator[Case]:
                 return x, residual, weight, 1e-5, q_dtype
 
             name = f"h{hidden}-{str(dtype).removeprefix('torch.')}"
-            yield Case(name, make, rms_norm_quant.QUANT_TOLERANCE)
+            yield Case(name, make, rms_norm_quant.quant_tolerance(dtype))
 
 
 OP = Op(

@@ -103,6 +103,8 @@ def _why_not_cudnn(
         return f"cuDNN attends in float16 or bfloat16, not {q.dtype}"
     if q.shape[-1] > 128 or q.shape[-1] % 8:
         return f"head_dim {q.shape[-1]} is not a multiple of 8 up to 128"
+    if min(lengths) < 2:
+        return "cuDNN takes no prompt of a single token"
     if softcap is not None:
         return "the scores are soft-capped"
     if sliding_window is not None and sliding_window < max(lengths):

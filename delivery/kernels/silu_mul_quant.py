@@ -8,7 +8,7 @@ import torch
 
 from delivery.kernels import silu_mul
 from delivery.kernels.op import Backend, Case, Op
-from delivery.kernels.rms_norm_quant import QUANT_TOLERANCE
+from delivery.kernels.rms_norm_quant import quant_tolerance
 from delivery.kernels.row_quant import quantize_rows, why_not_dtype
 from delivery.kernels.targets import why_not_cpu
 
@@ -51,7 +51,7 @@ def _cases() -> Iterator[Case]:
             ) -> tuple[object, ...]:
                 return silu_mul.gate_up_inputs(device, float_dtype, seed, n), q_dtype
 
-            yield Case(f"{features}-{str(dtype).removeprefix('torch.')}", make, QUANT_TOLERANCE)
+            yield Case(f"{features}-{str(dtype).removeprefix('torch.')}", make, quant_tolerance(dtype))
 
 
 OP = Op(

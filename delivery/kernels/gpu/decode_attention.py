@@ -160,27 +160,49 @@ def _attend(
 
 
 @triton.jit
-def _features(base, row, lane, PART: tl.constexpr, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr):
-    """Addresses [rows, lanes] of the features that a part holds, see `packed`."""
-    if LAYOUT == "auto":
-        feature = lane
-    elif LAYOUT == "int4":
-        feature = 2 * lane + PART // 2 + (PART % 2) * (HEAD_DIM // 2)
-    else:
-        feature = 2 * lane + PART
-    return base + row[:, None] * HEAD_DIM + feature[None, :]
+def _load_pair(base, row, words, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Even and odd features [ROWS, WIDTH] of neighbouring ones at `base`; 0 past `words`."""
+    feature = tl.arange(0, 2 * WIDTH)
+    inside = (row >= 0)[:, None] & (feature < 2 * words)[None, :]
+    both = tl.load(base + row[:, None] * HEAD_DIM + feature[None, :], mask=inside, other=0.0)
+    return tl.split(tl.reshape(both, (ROWS, WIDTH, 2)))
 
 
 @triton.jit
-def _store(base, row, lane, inside, s0, s1, s2, s3, share, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr):
-    """Writes all parts times `share` [rows, 1]."""
-    dtype = base.dtype.element_ty
-    tl.store(_features(base, row, lane, 0, HEAD_DIM, LAYOUT), (s0 * share).to(dtype), mask=inside)
-    if LAYOUT != "auto":
-        tl.store(_features(base, row, lane, 1, HEAD_DIM, LAYOUT), (s1 * share).to(dtype), mask=inside)
-    if LAYOUT == "int4":
-        tl.store(_features(base, row, lane, 2, HEAD_DIM, LAYOUT), (s2 * share).to(dtype), mask=inside)
-        tl.store(_features(base, row, lane, 3, HEAD_DIM, LAYOUT), (s3 * share).to(dtype), mask=inside)
+def _store_pair(base, row, words, even, odd, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The inverse of `_load_pair`, in the dtype of `base`."""
+    feature = tl.arange(0, 2 * WIDTH)
+    inside = (row >= 0)[:, None] & (feature < 2 * words)[None, :]
+    both = tl.reshape(tl.join(even, odd), (ROWS, 2 * WIDTH)).to(base.dtype.element_ty)
+    tl.store(base + row[:, None] * HEAD_DIM + feature[None, :], both, mask=inside)
+
+
+@triton.jit
+def _store(
+    base,
+    row,
+    s0,
+    s1,
+    s2,
+    s3,
+    share,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WORDS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
+    """Writes all parts times `share` [rows, 1]; rows below 0 are left out."""
+    if LAYOUT == "auto":
+        lane = tl.arange(0, WIDTH)
+        inside = (row >= 0)[:, None] & (lane < WORDS)[None, :]
+        at = base + row[:, None] * HEAD_DIM + lane[None, :]
+        tl.store(at, (s0 * share).to(base.dtype.element_ty), mask=inside)
+    elif LAYOUT == "int4":
+        _store_pair(base, row, WORDS, s0 * share, s2 * share, ROWS, WIDTH, HEAD_DIM)
+        _store_pair(base + HEAD_DIM // 2, row, WORDS, s1 * share, s3 * share, ROWS, WIDTH, HEAD_DIM)
+    else:
+        _store_pair(base, row, WORDS, s0 * share, s1 * share, ROWS, WIDTH, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_sequences"])
@@ -235,7 +257,7 @@ def _decode(
     end = tl.minimum(position + piece, total)
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
-    inside = (row < GROUP)[:, None] & (lane < WORDS)[None, :]
+    own = tl.where(row < GROUP, row, -1)  # rows of the tile that are query heads
     while position < end:
         before = ends <= position
         b = tl.sum(before.to(tl.int32), 0)
@@ -248,19 +270,24 @@ def _decode(
         taken = tl.minimum(count - skipped, end - position)
 
         queries = q + b.to(tl.int64) * q_stride + head * (GROUP * HEAD_DIM)
-        at = _features(queries, row, lane, 0, HEAD_DIM, LAYOUT)
-        q0 = tl.load(at, mask=inside, other=0.0).to(COMPUTE)
-        q1 = q0
-        q2 = q0
-        q3 = q0
-        if LAYOUT != "auto":
-            at1 = _features(queries, row, lane, 1, HEAD_DIM, LAYOUT)
-            q1 = tl.load(at1, mask=inside, other=0.0).to(COMPUTE)
-        if LAYOUT == "int4":
-            at2 = _features(queries, row, lane, 2, HEAD_DIM, LAYOUT)
-            q2 = tl.load(at2, mask=inside, other=0.0).to(COMPUTE)
-            at3 = _features(queries, row, lane, 3, HEAD_DIM, LAYOUT)
-            q3 = tl.load(at3, mask=inside, other=0.0).to(COMPUTE)
+        if LAYOUT == "auto":
+            inside = (own >= 0)[:, None] & (lane < WORDS)[None, :]
+            at = queries + own[:, None] * HEAD_DIM + lane[None, :]
+            q0 = tl.load(at, mask=inside, other=0.0).to(COMPUTE)
+            q1 = q0
+            q2 = q0
+            q3 = q0
+        else:
+            even, odd = _load_pair(queries, own, WORDS, ROWS, WIDTH, HEAD_DIM)
+            q0 = even.to(COMPUTE)
+            q1 = odd.to(COMPUTE)
+            q2 = q1
+            q3 = q1
+            if LAYOUT == "int4":
+                q2 = q1
+                even, odd = _load_pair(queries + HEAD_DIM // 2, own, WORDS, ROWS, WIDTH, HEAD_DIM)
+                q1 = even.to(COMPUTE)
+                q3 = odd.to(COMPUTE)
         s0, s1, s2, s3, most, weight = _attend(
             q0,
             q1,
@@ -295,12 +322,12 @@ def _decode(
         result = out + b.to(tl.int64) * out_stride + head * (GROUP * HEAD_DIM)
         if taken == count:
             share = 1.0 / tl.maximum(weight, 1e-30)[:, None]
-            _store(result, row, lane, inside, s0, s1, s2, s3, share, HEAD_DIM, LAYOUT)
+            _store(result, own, s0, s1, s2, s3, share, ROWS, WIDTH, WORDS, HEAD_DIM, LAYOUT)
         else:
             # Slot 1 of a program: the pair that begins in it and goes on; slot 0: one begun before.
             slot = program * 2 + (skipped == 0).to(tl.int32)
             piece_at = partial + slot * (GROUP * HEAD_DIM)
-            _store(piece_at, row, lane, inside, s0, s1, s2, s3, 1.0, HEAD_DIM, LAYOUT)
+            _store(piece_at, own, s0, s1, s2, s3, 1.0, ROWS, WIDTH, WORDS, HEAD_DIM, LAYOUT)
             tl.store(statistics + slot * (2 * GROUP) + row, most, mask=row < GROUP)
             tl.store(statistics + slot * (2 * GROUP) + GROUP + row, weight, mask=row < GROUP)
             first_program = start // piece
@@ -419,6 +446,7 @@ def decode_attention(
     programs = multiprocessors(q.device) * config.programs
     partial = torch.empty(programs, 2, group, head_dim, dtype=torch.float32, device=q.device)
     statistics = torch.empty(programs, 2, 2, group, dtype=torch.float32, device=q.device)
+    merged = config.warps * 32 * (64 if config.programs < 3 else 32)  # values that fit into registers
     group_width, head_width = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
     _decode[(programs,)](
         q,
@@ -450,7 +478,7 @@ def decode_attention(
         PAGE=page,
         TILE=config.tile,
         SEQUENCES=16 if batch <= 16 else max(128, triton.next_power_of_2(batch)),
-        MERGED=max(1, min(16 if config.programs < 3 else 8, 8192 // (group_width * head_width))),
+        MERGED=max(1, min(16, merged // (group_width * head_width))),
         GROUP_WIDTH=group_width,
         HEAD_WIDTH=head_width,
         LAYOUT=layout,

@@ -65,11 +65,15 @@ def _attend_span(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
+    RAGGED: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Folds keys begin .. end − 1 into the running sums. Not MASKED: every row sees every one of them."""
+    """Folds keys begin .. end − 1 into the running sums.
+
+    MASKED: rows may not see all of them. RAGGED: the cache may hold less than the last tile reads.
+    """
     dtype: tl.constexpr = query.dtype
     exact: tl.constexpr = WIDTH == STORED_DIM
     rows = tl.arange(0, TILE)
@@ -113,11 +117,11 @@ def _attend_span(
         sums *= fade[:, None]
         if TMA:
             v = v_cache.load([line, head * STORED_DIM])
-            if MASKED:
+            if RAGGED:
                 v = tl.where(keep[:, None], v, 0.0)
         else:
             v = load_tile(
-                v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, STORED_DIM, exact, MASKED
+                v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, STORED_DIM, exact, RAGGED
             )
         if LAYOUT == "int4":
             step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
@@ -216,7 +220,9 @@ def _prefill(
     extra = tl.zeros((BLOCK_M,), tl.float32)
     most = tl.full((BLOCK_M,), LOWEST, tl.float32)
     weight = tl.zeros((BLOCK_M,), tl.float32)
-    for masked in tl.static_range(2):
+    # Keys that all rows see; the diagonal; and the last tile where a stale value must not be read.
+    whole_end = tl.maximum(full_end, tl.minimum(tl.cdiv(end, TILE), length // TILE) * TILE)
+    for span in tl.static_range(3):
         sums, sums_high, extra, most, weight = _attend_span(
             query,
             query_high,
@@ -234,8 +240,8 @@ def _prefill(
             length,
             query_position,
             head,
-            begin if masked == 0 else full_end,
-            full_end if masked == 0 else end,
+            begin if span == 0 else full_end if span == 1 else whole_end,
+            full_end if span == 0 else tl.minimum(whole_end, end) if span == 1 else end,
             k_stride,
             v_stride,
             scale_stride,
@@ -249,7 +255,8 @@ def _prefill(
             LAYOUT,
             WINDOW,
             SOFTCAP,
-            masked == 1,
+            span > 0,
+            span == 2,
             TMA,
             STAGES,
             PRECISION,
