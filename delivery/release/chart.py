@@ -90,6 +90,8 @@ class ChartSpec:
     hardware: Hardware
     measured: Measured
     max_model_len: int | None = None
+    kv_blocks: int | None = None
+    kv_bytes: int | None = None
     source: str = "pvc"
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,7 +165,7 @@ def _values(spec: ChartSpec) -> dict[str, Any]:
         },
         "runtime": spec.runtime,
         "series": {name: getattr(spec.runtime.series, name) for name in spec.runtime.series.__slots__},
-        "arguments": spec.runtime.arguments(spec.model, spec.max_model_len),
+        "arguments": spec.runtime.arguments(spec.model, spec.max_model_len, spec.kv_blocks),
         "api_keys_file": API_KEYS_FILE,
         "image": spec.image,
         "model": {
@@ -181,7 +183,7 @@ def _values(spec: ChartSpec) -> dict[str, Any]:
         },
         "resources": {
             "cpu": str(max(1, hardware.cores if not hardware.gpus else 4)),
-            "memory": f"{measured.memory_mib(spec.size_bytes, shm_mib)}Mi",
+            "memory": f"{measured.memory_mib(spec.size_bytes, spec.kv_bytes, shm_mib)}Mi",
             "ephemeral": f"{model_mib + 1024}Mi",
             "ephemeral_limit": f"{model_mib + 4096}Mi",
             "shm": f"{shm_mib}Mi",

@@ -26,15 +26,23 @@ _LICENCES = (
 )
 _FRONT_MATTER = re.compile(r"\A---\n.*?^license:\s*(\S+)\s*$.*?^---$", re.MULTILINE | re.DOTALL)
 _HEAD_CHARACTERS = 500
+# On a processor the KV cache is the pod's own memory. The plan may have taken most of the build machine's.
+_KV_BYTES_ON_CPU = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """`config` is the model's config.json, `max_model_len` the session length in tokens."""
+    """`config` is the model's config.json, `max_model_len` the session length in tokens.
+
+    kv_blocks, kv_bytes: the KV cache that a replica reserves; None on a GPU, where it takes its share of
+    the card.
+    """
 
     config: Mapping[str, Any]
     hardware: Hardware
     max_model_len: int | None
+    kv_blocks: int | None = None
+    kv_bytes: int | None = None
 
     @classmethod
     def read(cls, engine: Artifact) -> EngineFacts:
@@ -47,7 +55,14 @@ class EngineFacts:
             gpus=int(about.get("tp", 1)) if is_gpu else 0,
             cores=int(device.get("cores", 0)),
         )
-        return cls(_json(engine.file(_CONFIG)), hardware, about.get("max_model_len"))
+        blocks = None if is_gpu else _kv_blocks(about.get("plan", {}))
+        return cls(
+            config=_json(engine.file(_CONFIG)),
+            hardware=hardware,
+            max_model_len=about.get("max_model_len"),
+            kv_blocks=blocks,
+            kv_bytes=None if blocks is None else blocks * about["plan"]["block_bytes"],
+        )
 
 
 def licence_of(model: Path) -> str:
@@ -59,6 +74,14 @@ def licence_of(model: Path) -> str:
         head = path.read_text("utf-8", "replace")[:_HEAD_CHARACTERS]
         return next((name for mark, name in _LICENCES if mark in head), path.name)
     return ""
+
+
+def _kv_blocks(plan: Mapping[str, Any]) -> int | None:
+    """As many KV blocks as the plan has or fit the bound, but enough for one session of full length."""
+    if not plan.get("block_bytes"):
+        return None
+    session = -(-plan["max_model_len"] // plan["block_size"])
+    return int(min(plan["num_blocks"], max(session, _KV_BYTES_ON_CPU // plan["block_bytes"])))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,6 +23,8 @@ _STARTUP_PERIOD_S = 5
 _QUEUE_WAIT_S = 2.0
 _MEMORY_MARGIN = 1.25
 _MIB = 1 << 20
+_GIB = 1 << 30
+_SERVER_BYTES = 512 * _MIB
 _MEMORY_STEP_MIB = 256
 
 
@@ -32,6 +34,8 @@ class Measured:
 
     load_s: float | None = None
     process_bytes: float | None = None
+    """Of the engine's process, on a processor with `kv_bytes` of KV cache; on a GPU, of the card's memory."""
+    kv_bytes: float | None = None
     output_tokens_per_s: float | None = None
     requests_per_s: float | None = None
     e2e_p99_ms: float | None = None
@@ -43,6 +47,7 @@ class Measured:
         return cls(
             load_s=values.get("load_s"),
             process_bytes=values.get("process_bytes"),
+            kv_bytes=values.get("kv_bytes"),
             output_tokens_per_s=values.get("output_throughput"),
             requests_per_s=values.get("request_throughput"),
             e2e_p99_ms=values.get("e2e_p99_ms"),
@@ -69,8 +74,16 @@ class Measured:
         why = f"One replica answered {self.requests_per_s:.2f} requests/s: a queue of {_QUEUE_WAIT_S:g} s."
         return waiting, why
 
-    def memory_mib(self, model_bytes: int, shm_mib: int) -> int:
-        """Host memory to ask for: the measured peak with a margin, or twice the model, plus /dev/shm."""
-        needed = 2.0 * model_bytes + 1024 * _MIB if self.process_bytes is None else self.process_bytes
-        mib = needed * _MEMORY_MARGIN / _MIB + shm_mib
+    def memory_mib(self, model_bytes: int, kv_bytes: int | None, shm_mib: int) -> int:
+        """Host memory that a replica needs, with a margin.
+
+        On a processor (kv_bytes is given): what the engine's process took when it was measured, with the
+        KV cache that will be served. On a GPU the measured memory is the card's, so twice the model and
+        1 GiB. The HTTP server's own process and /dev/shm come on top.
+        """
+        if self.process_bytes is None or kv_bytes is None:
+            needed = 2.0 * model_bytes + _GIB + (kv_bytes or 0)
+        else:
+            needed = self.process_bytes - (self.kv_bytes or 0.0) + kv_bytes
+        mib = (needed + _SERVER_BYTES) * _MEMORY_MARGIN / _MIB + shm_mib
         return math.ceil(mib / _MEMORY_STEP_MIB) * _MEMORY_STEP_MIB

@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`serves` is the kind of directory it loads; `args` may hold {model} and {port} and {max_len}."""
+    """`serves` is the kind of directory it loads; `args` may hold {model}, {port}, {max_len}, {kv_blocks}."""
 
     kind: str
     serves: str
@@ -59,9 +59,14 @@ class Runtime:
     """Option that takes the seconds which running requests get on SIGTERM; empty: it has none."""
     series: Series
 
-    def arguments(self, model: str, max_model_len: int | None) -> list[str]:
-        """The command line for a model name and, where known, a session length in tokens."""
-        known: Mapping[str, object] = {"model": model, "port": self.port, "max_len": max_model_len or ""}
+    def arguments(self, model: str, max_model_len: int | None, kv_blocks: int | None) -> list[str]:
+        """The command line for a model name; session length in tokens and KV blocks where they are known."""
+        known: Mapping[str, object] = {
+            "model": model,
+            "port": self.port,
+            "max_len": max_model_len or "",
+            "kv_blocks": kv_blocks or "",
+        }
         groups = ([word.format_map(known) for word in text.split(" ")] for text in self.args)
         return [word for group in groups if "" not in group for word in group]
 
@@ -72,7 +77,13 @@ RUNTIMES: dict[str, Runtime] = {
         serves="engine",
         port=23333,
         command=("deliver",),
-        args=(f"serve {MODEL_DIR}", "--host 0.0.0.0", "--port {port}", "--model-name {model}"),
+        args=(
+            f"serve {MODEL_DIR}",
+            "--host 0.0.0.0",
+            "--port {port}",
+            "--model-name {model}",
+            "--cache-max-entry-count {kv_blocks}",
+        ),
         api_key_args=("--api-key-file", API_KEYS_FILE),
         api_key_from_file=True,
         insecure_args=("--allow-unauthenticated",),

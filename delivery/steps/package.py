@@ -167,6 +167,8 @@ class Package:
             hardware=facts.hardware,
             measured=Measured.of(reports),
             max_model_len=facts.max_model_len,
+            kv_blocks=facts.kv_blocks,
+            kv_bytes=facts.kv_bytes,
             source=self.model_source,
             annotations={
                 "deliver.dev/engine": f"sha256:{served.digest}",

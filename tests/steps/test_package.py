@@ -77,6 +77,7 @@ def make(chain: dict[str, Artifact], tmp_path: Path) -> Make:
                     Metric("output_throughput", 120.0, "tok/s", "higher"),
                     Metric("request_throughput", 6.0, "req/s", "higher"),
                     Metric("process_bytes", 2.0 * 1024**3, "bytes", "both"),
+                    Metric("kv_bytes", 64.0 * 1024**2, "bytes", "both"),
                 ),
             }
             about = subject or chain["engine"].digest
@@ -120,7 +121,13 @@ def test_values_come_from_what_was_measured(make: Make, chain: dict[str, Artifac
     assert startup["periodSeconds"] * startup["failureThreshold"] == 150  # 5 × 30 s
     assert values["monitoring"]["rules"]["baselineTokensPerSecond"] == 120
     assert values["autoscaling"]["waitingRequests"] == 12  # 6 requests/s × 2 s
-    assert values["resources"]["requests"]["memory"] == "2816Mi"  # 1.25 × 2 GiB + 256 MiB, in steps of 256
+    about = json.loads(chain["engine"].file("engine.json").read_text("utf-8"))
+    kv_mib = about["plan"]["kv_bytes"] / 2**20
+    # 1.25 × (engine without its KV cache + KV cache + HTTP server) + /dev/shm, in steps of 256 MiB
+    needed = (2048 - 64 + kv_mib + 512) * 1.25 + 256
+    assert values["resources"]["requests"]["memory"] == f"{-(-needed // 256) * 256:.0f}Mi"
+    series = (ctx.out / "chart" / "tiny" / "templates" / "_series.tpl").read_text("utf-8")
+    assert f'"--cache-max-entry-count", "{about["plan"]["num_blocks"]}"' in series
     assert values["model"]["digest"] == f"sha256:{chain['engine'].digest}"
     assert values["gpu"]["count"] == 0
     assert values["image"]["digest"] == IMAGE.partition("@")[2]
