@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default="1,4,16,64,256,2048")
     parser.add_argument("--shapes", default="qkv,o,gate_up,down")
     parser.add_argument("--skip-cases", action="store_true", help="not the operators' own cases")
-    parser.add_argument("--all-rows", action="store_true", help="print every candidate, not only the best")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="time what can be timed after a failed check"
+    )
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--json", type=Path)
@@ -61,24 +63,29 @@ def _linear(options: argparse.Namespace) -> int:
         f"{len(checks) - len(failed)} of {len(checks)} checks passed in {time.monotonic() - started:.0f} s",
         flush=True,
     )
+    if failed and not options.keep_going:
+        return 1
     measured: list[dict[str, Any]] = []
     bandwidth = copy_bandwidth()
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
+    print("op        shape        M       us   floor  of it     peer  ratio  ours / theirs", flush=True)
     for name in names:
         for shape in options.shapes.split(","):
             measured += gpu_linear.measure_shape(name, shape, rows)
+            _print(
+                {k: v for k, v in gpu_linear.best_of(measured).items() if k[:2] == (name, shape)}, bandwidth
+            )
         print(f"{name} done at {time.monotonic() - started:.0f} s", flush=True)
-    if options.all_rows:
-        for row in measured:
-            print(" ".join(f"{row[k]}" for k in ("op", "shape", "M", "impl", "us", "problem") if k in row))
-    _print(gpu_linear.best_of(measured), bandwidth)
+    best = gpu_linear.best_of(measured)
+    for row in (*gpu_linear.without_overlap(best), *gpu_linear.measure_quantize()):
+        print(*(row[k] for k in ("op", "shape", "M", "impl", "us", "gbs")), flush=True)
     if options.table:
         options.table.write_text(gpu_linear.table_of(measured).to_json() + "\n", "utf-8")
     plain = [{k: v for k, v in row.items() if k != "choice"} for row in measured]
     if options.json:
         options.json.write_text("[\n" + ",\n".join(json.dumps(row) for row in plain) + "\n]\n", "utf-8")
     if options.baseline:
-        _write_baseline(gpu_linear.best_of(measured), bandwidth)
+        _write_baseline(best, bandwidth)
     return 1 if failed else 0
 
 
@@ -96,7 +103,6 @@ def _print(best: dict[tuple[str, str, int], dict[str, Any]], bandwidth: float) -
     import gpu_linear
 
     peers = anchors()
-    print("op        shape        M       us   floor  of it     peer  ratio  ours / theirs")
     for (op, shape, m), row in best.items():
         n, k = gpu_linear.SHAPES[shape]
         memory_us = gpu_linear.bytes_moved(op, n, k, m) / bandwidth * 1e6
@@ -105,7 +111,8 @@ def _print(best: dict[tuple[str, str, int], dict[str, Any]], bandwidth: float) -
         impl, peer = peers.get((op, shape, m), ("none", float("nan")))
         print(
             f"{op:9} {shape:8} {m:5} {row['us']:8.2f} {floor:7.2f} {floor / row['us']:6.0%} {peer:8.2f} "
-            f"{row['us'] / peer:6.2f}  {row['impl']} / {impl}"
+            f"{row['us'] / peer:6.2f}  {row['impl']} / {impl}",
+            flush=True,
         )
 
 

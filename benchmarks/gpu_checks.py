@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +40,15 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def check_operators(names: Sequence[str]) -> list[Check]:
-    """Every case, dtype and backend of the operators `names`."""
+def check_operators(names: Sequence[str], dtypes: Sequence[torch.dtype] = PLAIN[1:]) -> list[Check]:
+    """Every case and backend of the operators `names`, in the dtypes that a GPU serves."""
     from delivery.kernels import OPS
 
     tasks = [
         (name, case.name, dtype)
         for name in names
         for case in OPS[name].cases()
-        for dtype in PLAIN[1:]  # what a GPU serves; float32 is checked where the interpreter runs
+        for dtype in dtypes
         if dtype in case.tolerance
     ]
     return [check for found in in_processes(_check_case, tasks) for check in found]
@@ -62,33 +62,30 @@ def in_processes(work: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
 
 
 def _check_case(task: tuple[str, str, torch.dtype]) -> list[Check]:
+    name, case_name, dtype = task
+    label = f"{name} {case_name} {str(dtype).removeprefix('torch.')}"
+    try:
+        return list(_compared(name, case_name, dtype, label))
+    except Exception as failure:  # one broken process must not lose what the others found
+        return [Check(label, math.inf, 0.0, f"{type(failure).__name__}: {failure}"[:300])]
+
+
+def _compared(name: str, case_name: str, dtype: torch.dtype, label: str) -> Iterator[Check]:
     from delivery.kernels import OPS
 
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    name, case_name, dtype = task
     op = OPS[name]
     case = next(c for c in op.cases() if c.name == case_name)
     device = torch.device("cuda")
     seed = torch.seed() % (1 << 31)
     expected = op.reference(*[_widened(a) for a in case.make(device, dtype, seed)])
-    found = []
     for backend in op.backends:
         args = case.make(device, dtype, seed)
-        if op.backends[backend].why_not(*args) is not None:
-            continue
-        label = f"{name} {backend} {case_name} {str(dtype).removeprefix('torch.')}"
-        try:
-            actual = op(*args, backend=backend)
-            pairs = zip(_tensors(actual), _tensors(expected), strict=True)
+        if op.backends[backend].why_not(*args) is None:
+            pairs = zip(_tensors(op(*args, backend=backend)), _tensors(expected), strict=True)
             error = max(relative_error(got, want) for got, want in pairs)
-            found.append(Check(label, error, case.tolerance[dtype]))
-        except Exception as failure:
-            found.append(
-                Check(label, math.inf, case.tolerance[dtype], f"{type(failure).__name__}: {failure}"[:300])
-            )
-    return found
+            yield Check(f"{label} {backend}", error, case.tolerance[dtype])
 
 
 def _widened(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ OPERATORS = (
     "linear_w16a16",
     "quantize_per_token",
     "quantize_per_channel",
+    "fused_moe",
 )
 
 
@@ -106,11 +107,13 @@ FAMILIES = {
 
 def check() -> list[Check]:
     """The operators' own cases."""
-    return check_operators(OPERATORS)
+    both = ("linear_w4a16", "linear_w16a16")
+    found = check_operators(both)
+    return found + check_operators([name for name in OPERATORS if name not in both], [torch.bfloat16])
 
 
 def check_tiles(names: Sequence[str], rows: Sequence[int]) -> list[Check]:
-    """Every tile that is a candidate, on a small weight; this also compiles it."""
+    """Every tile that is a candidate, on a weight of many tiles; this also compiles it."""
     tasks = []
     for name in names:
         seen = set()
@@ -132,7 +135,9 @@ def _check_tile(task: tuple[str, int, Choice]) -> Check:
     family = FAMILIES[name]
     label = f"{name} M={rows} {describe(choice)}"
     try:
-        weight, x = family.weight(512, 2048), family.activations(rows, 2048)
+        # More tiles than run at once, so that programs take several.
+        n, k = (65536 if rows <= 64 else 16384), 1024
+        weight, x = family.weight(n, k), family.activations(rows, k)
         for _ in range(3):  # a counter left behind by one launch would spoil the next
             got = family.run(x, weight, choice)
         return Check(label, relative_error(got, family.exact(x, weight)), family.tolerance)
@@ -191,6 +196,37 @@ def measure_shape(
                 "gbs": round(bytes_moved(name, n, k, m) / taken / 1e3),
                 "tflops": round(2e-6 * n * k * m / taken, 1),
                 "choice": choice,
+            }
+
+
+def without_overlap(best: dict[tuple[str, str, int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The best 4-bit rows again, no launch reading weights before the one in front of it has ended."""
+    for (op, shape, m), row in best.items():
+        if op == "w4a16" and m <= 64:
+            n, k = SHAPES[shape]
+            weights = [replace(_w4(n, k), resident=False) for _ in range(copies_for(n * k // 2))]
+            x = _x(m, k)
+            calls = [lambda w=w, x=x, c=row["choice"]: FAMILIES[op].run(x, w, c) for w in weights]
+            yield {**row, "impl": row["impl"] + " alone", "us": round(graph_us(calls, launches=12), 2)}
+
+
+def measure_quantize() -> Iterator[dict[str, Any]]:
+    """Per-token quantisation of bf16 rows to int8."""
+    from delivery.kernels.quantize_per_token import OP
+
+    for m in (1, 64, 2048):
+        for k in (4096, 14336):
+            inputs = [_x(m, k)[0] for _ in range(copies_for(2 * m * k))]
+            calls = [lambda x=x: OP(x, torch.int8) for x in inputs]
+            taken = graph_us(calls, launches=20)
+            gbs = round(3 * m * k / taken / 1e3)
+            yield {
+                "op": "quantize",
+                "impl": "triton",
+                "shape": str(k),
+                "M": m,
+                "us": round(taken, 2),
+                "gbs": gbs,
             }
 
 

@@ -66,10 +66,9 @@ def _produce(
         tma_load(x_desc, [m * BLOCK_M, (first + i) * STEP], ready.index(i), x_ring.index(i))
     stage = early % STAGES
     phase = early // STAGES
-    done = early
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        for i in range(done, count):
+        for i in range(early if tile == gl.program_id(0) else 0, count):
             mbarrier.wait(free.index(stage), phase ^ 1)
             mbarrier.expect(ready.index(stage), BYTES)
             k = (first + i) * STEP
@@ -79,7 +78,6 @@ def _produce(
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
-        done = 0
 
 
 @gluon.jit

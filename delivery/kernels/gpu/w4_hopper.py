@@ -110,11 +110,10 @@ def _produce(
         _activations(x_desc, rings, ready, i, m * BLOCK_M, first + i, CHUNKS)
     stage = early % STAGES
     phase = early // STAGES
-    done = early
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         w_row = _first_row(n, steps, BLOCK_N)
-        for i in range(done, count):
+        for i in range(early if tile == gl.program_id(0) else 0, count):
             mbarrier.wait(free.index(stage), phase ^ 1)
             mbarrier.expect(ready.index(stage), BYTES)
             step = first + i
@@ -126,7 +125,6 @@ def _produce(
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
-        done = 0
 
 
 @gluon.jit
