@@ -267,7 +267,7 @@ class Judge:
                         reference.memory if reference else None,
                         self.family,
                     ),
-                    *latencies.trend(found.baseline if found else None, self.family),
+                    *latencies.trend(found.baseline if found else None, side, self.family),
                 ],
             },
         )

@@ -139,12 +139,15 @@ def charts_of(
     return [*out, charts.stack("Memory", "bytes", parts)] if parts else out
 
 
-def trend(baseline: Baseline | None, family: Sequence[str]) -> list[dict[str, Any]]:
-    """The family over the baseline's history, where there is one."""
-    if baseline is None or len(baseline.history) < 2:
+def trend(baseline: Baseline | None, side: Side, family: Sequence[str]) -> list[dict[str, Any]]:
+    """The family over the baseline's history up to this candidate, where there is a history."""
+    if baseline is None or (len(baseline.history) < 2 and baseline.bootstrapped):
         return []
-    labels = [str(row.get("recorded") or row["engine"][:6]) for row in baseline.history]
-    series = {name: [row["values"].get(name) for row in baseline.history] for name in family}
+    now = values_of(side.runs)
+    labels = [str(row.get("recorded") or row["engine"][:6]) for row in baseline.history] + ["now"]
+    series = {
+        name: [row["values"].get(name) for row in baseline.history] + [now.get(name)] for name in family
+    }
     return [charts.line("Over the baseline's history", "ms", labels, series)]
 
 

@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Kind, hash_file
+from delivery.artifact import Kind, canonical_json, hash_file
 from delivery.errors import UsageError
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from delivery.bench.measured import Measured
     from delivery.bench.session import Session
     from delivery.bench.workload import Workload
     from delivery.gate.report import Report
@@ -47,6 +48,9 @@ class Compare:
         "", "Measure this OpenAI-compatible server instead of the bundled engine.", metavar="URL"
     )
     runtime_name: str = param("", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.")
+    results: tuple[str, ...] = param(
+        (), "Judge these files of vllm bench serve or GuideLLM, a run each, instead of measuring."
+    )
     limit: float = param(1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True)
     memory_limit: float = param(0.10, "Largest departure of memory from the baseline's.", judges=True)
     memory_floor_bytes: int = param(
@@ -58,6 +62,8 @@ class Compare:
     )
 
     def external(self) -> Mapping[str, str]:
+        if self.results:
+            return {Path(name).name: hash_file(Path(name)).sha256 for name in self.results}
         workload = self._workload()
         found = {"workload": workload.digest}
         if workload.trace_sha256:
@@ -66,7 +72,9 @@ class Compare:
         return found | ({path.name: hash_file(path).sha256} if path.is_file() else {})
 
     def run(self, ctx: StepContext) -> None:
-        from delivery.bench.facts import facts
+        if self.results:
+            self._write(ctx, *self._imported())
+            return
         from delivery.bench.paired import measure_alone, measure_pairs
         from delivery.bench.plan import engine_options
         from delivery.bench.session import server_session, worker_session
@@ -77,7 +85,7 @@ class Compare:
         def engine(role: str) -> AbstractContextManager[Session]:
             return worker_session(ctx.input(role).path, ctx.device, options)
 
-        total = self.runs * workload.requests
+        total = self.runs * workload.requests * (2 if ctx.has("baseline_engine") else 1)
         with ctx.progress(f"{workload.requests} requests, runs", total, "request") as task:
             if self.runtime:
                 with server_session(self.runtime, self.runtime_name) as candidate:
@@ -88,13 +96,40 @@ class Compare:
             else:
                 with engine("engine") as candidate:
                     made = measure_alone(candidate, workload, self.runs, task)
+        reserved = options["cache_max_entry_count"] * options["block_size"]
+        self._write(ctx, made, {"name": workload.name, **workload.to_json()}, reserved)
+
+    def _imported(self) -> tuple[Measured, dict[str, Any], int]:
+        """The runs in `results`; what identifies their workload is how many tokens each request had."""
+        import hashlib
+
+        from delivery.bench.disturbance import Disturbance
+        from delivery.bench.measured import Measured, Side
+        from delivery.gate.imports import read_results
+
+        found = [read_results(Path(name)) for name in self.results]
+        runs = tuple(tuple(run) for _, each in found for run in each)
+        lengths = [[r.prompt_tokens, r.output_tokens] for r in runs[0]]
+        side = Side(
+            runs=runs,
+            disturbances=(Disturbance(),) * len(runs),
+            memory=None,
+            runtime=self.runtime_name or found[0][0],
+            load_s=None,
+        )
+        digest = hashlib.sha256(canonical_json(lengths).encode()).hexdigest()
+        return Measured(side), {"name": "imported", "requests": len(lengths), "lengths": digest}, 0
+
+    def _write(self, ctx: StepContext, made: Measured, workload: dict[str, Any], kv_tokens: int) -> None:
+        from delivery.bench.facts import facts
+
         made.write(ctx.out)
         measured = {
             **facts(ctx.device),
             "engine": ctx.input("engine").digest,
             "baseline_engine": ctx.input("baseline_engine").digest if made.baseline else None,
-            "workload": {"name": workload.name, **workload.to_json()},
-            "kv_tokens": options["cache_max_entry_count"] * options["block_size"],
+            "workload": workload,
+            "kv_tokens": kv_tokens,
             **made.to_json(),
         }
         (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -108,7 +143,7 @@ class Compare:
             memory_floor_bytes=self.memory_floor_bytes,
             foreign_limit=self.foreign_limit,
             self_test=self.self_test,
-            options={"workload": self.workload, "runtime": self.runtime},
+            options={"workload": self.workload, "runtime": self.runtime, "results": self.results},
         )
         inputs = {r: ctx.input(r).digest for r in ("engine", "baseline_engine") if ctx.has(r)}
         return Judge(

@@ -264,3 +264,26 @@ def test_bench_of_a_path(tmp_path, tiny_checkpoint, workload):
     assert seen[-1].done == 20
     assert json.loads((tmp_path / "bench" / "summary.json").read_text())["completed"] == 20
     assert len((tmp_path / "bench" / "records.jsonl").read_text().splitlines()) == 20
+
+
+def test_compare_judges_results_of_another_load_generator(tmp_path, tiny_checkpoint):
+    names = []
+    for run in range(5):
+        data = {
+            "input_lens": [16] * 130,
+            "output_lens": [8] * 130,
+            "ttfts": [0.1 + 0.001 * i + 0.0001 * run for i in range(130)],
+            "itls": [[0.01] * 7] * 130,
+            "start_times": [float(i) for i in range(130)],
+        }
+        names.append(str(tmp_path / f"run{run}.json"))
+        Path(names[-1]).write_text(json.dumps(data))
+    ctx = Context(tmp_path / "out", tiny_checkpoint)
+    step = Compare(results=tuple(names), runtime_name="sglang")
+    assert len(step.external()) == 5
+    step.run(ctx)
+    report = step.judge(ctx)
+    assert report.verdict is Verdict.BOOTSTRAPPED
+    assert report.details["runtime"] == "sglang"
+    assert metric(report, "tpot_p95_ms").value == pytest.approx(10.0)
+    assert "--results" in report.details["reproduce"]

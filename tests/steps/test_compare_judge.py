@@ -291,7 +291,7 @@ def test_noise_is_warned_about(judged):
 def test_a_report_holds_charts_and_evidence(judged):
     commit(judged, side())
     report = judged(side(50))
-    assert {c["kind"] for c in report.details["charts"]} == {"distribution", "pairs", "stack"}
+    assert {c["kind"] for c in report.details["charts"]} == {"distribution", "pairs", "stack", "line"}
     assert "runs/candidate-4.jsonl" in report.evidence
     assert metric(report, "load_s").value == 2.5
 
