@@ -22,18 +22,21 @@ _AUXILIARY = frozenset(
         "input_scale",
         "k_scale",
         "v_scale",
+        "outlier_index",
+        "outlier_value",
+        "outlier_scale",
     }
 )
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
     """Bits of a packed weight by a `quantization_config`; 4 where it does not say."""
-    if isinstance(bits := quantization.get("bits"), int):
-        return bits
-    for group in (quantization.get("config_groups") or {}).values():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping) and isinstance(weights.get("num_bits"), int):
-            return int(weights["num_bits"])
+    layers = list((quantization.get("layers") or {}).values())
+    groups = [g.get("weights") or {} for g in (quantization.get("config_groups") or {}).values()]
+    for entry in (quantization, *layers, *groups):
+        for key in ("bits", "num_bits"):
+            if isinstance(entry, Mapping) and isinstance(entry.get(key), int):
+                return int(entry[key])
     return 4
 
 

@@ -31,7 +31,6 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import Outliers, QTensor
 
-METHODS = ("deliver",)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 

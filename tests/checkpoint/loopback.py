@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,3 +162,16 @@ def add_hub(site: Site, name: str, commit: str, files: dict[str, bytes], branch:
     for path in list(site.files):
         if path.startswith("/api/"):
             site.headers[path] = {"Content-Type": "application/json"}
+
+
+def tar(members: list[tuple[str, bytes]], change: object = None) -> bytes:
+    """An archive of (name, content); `change` may rewrite a member."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            if change is not None:
+                change(info)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()

@@ -200,7 +200,7 @@ def test_layers_on_the_meta_device_give_the_same_config() -> None:
 
 
 def test_formats_are_found_by_name_and_by_method() -> None:
-    assert format_names() == ("awq", "compressed-tensors", "fp8", "gptq", "smooth_quant")
+    assert {"awq", "compressed-tensors", "fp8", "gptq", "smooth_quant"} <= set(format_names())
     for name in format_names():
         module = load_format(name)
         assert format_of({"quant_method": name}) is module

@@ -1,0 +1,63 @@
+"""Archives: every member becomes a regular file inside the target, or nothing is unpacked."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from loopback import tar
+
+from delivery.checkpoint.fetch.archive import extract
+from delivery.errors import DataError
+
+
+def link(kind: bytes, target: str) -> object:
+    def change(info: tarfile.TarInfo) -> None:
+        if info.name.endswith("link"):
+            info.type, info.linkname, info.size = kind, target, 0
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "C:evil"])
+def test_paths_that_leave(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar([(name, b"x")]))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), b"x")
+    for kind in ("a.tar", "a.zip"):
+        with pytest.raises(DataError, match="holds a path that leaves it"):
+            extract(tmp_path / kind, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize("target", ["../../etc/passwd", "/etc/passwd"])
+def test_links_that_leave(kind: bytes, target: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar([("ok", b"x"), ("sub/link", b"")], link(kind, target)))
+    with pytest.raises(DataError, match="holds a path that leaves it"):
+        extract(tmp_path / "a.tar", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_inside_become_files(tmp_path: Path) -> None:
+    members = [("blobs/x", b"data"), ("snapshots/main/link", b"")]
+    (tmp_path / "a.tar").write_bytes(tar(members, link(tarfile.SYMTYPE, "../../blobs/x")))
+    extract(tmp_path / "a.tar", tmp_path / "out")
+    made = tmp_path / "out" / "snapshots" / "main" / "link"
+    assert made.read_bytes() == b"data"
+    assert not made.is_symlink()
+
+
+def test_devices_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar([("link", b"")], link(tarfile.CHRTYPE, "")))
+    with pytest.raises(DataError, match="which is no file"):
+        extract(tmp_path / "a.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x05\x06"])
+def test_damaged(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        extract(tmp_path / "a.tar.gz", tmp_path / "out")
