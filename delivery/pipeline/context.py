@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,9 @@ class RunContext(_Roles):
         return self.reporter.display.task(title, total, unit)
 
     def metric(self, name: str, value: float, unit: str, direction: Direction) -> None:
+        if not math.isfinite(value):  # JSON has no such number
+            self.finding("error", f"{name} is {value}")
+            return
         self.metrics[name] = {"value": value, "unit": unit, "direction": direction}
         self.reporter.log.event("metric", stage=self.reporter.stage, name=name, value=value, unit=unit)
 

@@ -40,7 +40,8 @@ def make(job: Job, store: Store, reporter: Reporter, *, force: bool = False) -> 
     The work folder `scratch` outlives a kill and is gone after success.
     """
     started = time.monotonic()
-    parts = key_parts(job)
+    with store.remembering():
+        parts = key_parts(job)
     key = key_of(parts)
     if not force and (hit := _sound(key, store, reporter)):
         return Made(hit, key, cached=True, seconds=0.0)

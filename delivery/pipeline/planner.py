@@ -89,7 +89,8 @@ def _row(
         return _run_row(stage, f"after {', '.join(missing)}", peak), None
     if force & {stage.id, EVERYTHING}:
         return _run_row(stage, "forced", peak), None
-    parts = key_parts(Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed))
+    with store.remembering():
+        parts = key_parts(Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed))
     made = store.cached(key_of(parts))
     if made is None or store.damage(made) is not None:
         why = "damaged" if made else _changed(stage, parts, before, store)

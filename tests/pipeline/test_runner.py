@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from datetime import date
 
 import fake_steps
 import pytest
 
+import delivery.artifact
 from delivery.artifact import read_artifact
 from delivery.errors import DataError, UsageError
 from delivery.gate.report import Report
@@ -90,6 +92,26 @@ def test_a_changed_source_re_runs(go, trace, tmp_path):
     source.write_text("two")
     go(model=str(source))
     assert trace() == ALL
+
+
+def test_a_large_source_is_not_read_again(go, tmp_path, monkeypatch):
+    source = tmp_path / "source.txt"
+    source.write_text("one")
+    os.utime(source, (1e9, 1e9))
+    go(model=str(source))
+    read = []
+    monkeypatch.setattr(delivery.artifact, "read_hash", lambda path: read.append(path) or 1 / 0)
+    go(model=str(source))
+    assert read == []
+
+
+def test_a_number_that_is_none_becomes_a_finding(go, monkeypatch):
+    monkeypatch.setattr(
+        fake_steps.Assemble, "run", lambda self, ctx: ctx.metric("m", float("nan"), "x", "lower")
+    )
+    step = go(until="assemble").steps[-1]
+    assert step.metrics() == {}
+    assert step.record["findings"] == [{"severity": "error", "text": "m is nan"}]
 
 
 def test_a_failed_gate_keeps_its_report_and_stops(go, store, trace):
