@@ -149,9 +149,10 @@ def check_finite(name: str, tensor: torch.Tensor, how: str = "") -> None:
 
 
 def _is_weight(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor should share the dtype of its like: a float matrix that is no router."""
+    """Whether a tensor should share the dtype of its like: a float matrix, no router, of no vision tower."""
     module = name.rpartition(".")[0].rpartition(".")[2]
-    return tensor.dim() > 1 and tensor.is_floating_point() and module not in _ROUTERS
+    apart = module in _ROUTERS or "vision" in name or "visual" in name
+    return tensor.dim() > 1 and tensor.is_floating_point() and not apart
 
 
 def _mixed(seen: Mapping[torch.dtype, str]) -> DataError:

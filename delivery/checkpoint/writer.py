@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from delivery.artifact import walk
-from delivery.checkpoint.directory import CONFIG, INDEX, SINGLE, check_relative
+from delivery.checkpoint.directory import CONFIG, INDEX, SINGLE, check_relative, read_tensors
 from delivery.checkpoint.reader import safetensors_dtype
 from delivery.errors import DataError, EnvironmentLacking
 
@@ -87,13 +87,17 @@ class CheckpointWriter:
                 shutil.copyfile(content, target)
 
     def finish(self, config: dict[str, Any]) -> None:
-        """Close the last shard and move everything into place, the config last."""
+        """Close the last shard, read headers and index back, and move everything into place, the config last.
+
+        Raises DataError `weights-missing`, `written-wrong`, EnvironmentLacking `disk-full`.
+        """
         with _disk(self.out):
             for shard in self._shards:
                 shard.close()
             names = self._move_shards()
             if len(names) > 1:
                 self._write_index(names)
+            self._read_back()
             text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
             (self._work / CONFIG).write_text(text, "utf-8")
             rest = sorted(p for p in self._work.rglob("*") if p.is_file())
@@ -134,6 +138,18 @@ class CheckpointWriter:
         for shard, name in zip(self._shards, names, strict=True):
             os.replace(shard.path, self._work / name)
         return names
+
+    def _read_back(self) -> None:
+        found = {n: (i.dtype, list(i.shape)) for n, i in read_tensors(self._work).items()}
+        wanted = {n: (e["dtype"], e["shape"]) for s in self._shards for n, e in s.entries.items()}
+        if found != wanted:
+            name = min(n for n in {**found, **wanted} if found.get(n) != wanted.get(n))
+            raise DataError(
+                "written-wrong",
+                f"tensor {name!r} was not written as it was given",
+                why=f"expected {wanted.get(name)}, read back {found.get(name)}",
+                hint="check the disk; the same command writes again",
+            )
 
     def _write_index(self, names: list[str]) -> None:
         weight_map = {n: f for s, f in zip(self._shards, names, strict=True) for n in s.entries}

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,22 @@ def test_a_name_can_be_written_once(tmp_path: Path) -> None:
 def test_nothing_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing was written"):
         write(tmp_path / "out", [])
+
+
+def test_a_disk_that_loses_bytes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(source: Path, target: Path, real: Callable[..., None] = os.replace) -> None:
+        real(source, target)
+        if target.suffix == ".safetensors":
+            target.write_bytes(
+                target.read_bytes().replace(b"[2]", b"[1]", 1).replace(b"0,8]", b"0,4]", 1)[:-4]
+            )
+
+    monkeypatch.setattr(os, "replace", lossy)
+    with pytest.raises(DataError, match="'t' was not written as it was given") as caught:
+        write(tmp_path / "out", [("t", torch.ones(2))])
+    assert caught.value.why == "expected ('F32', [2]), read back ('F32', [1])"
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_files_travel_byte_for_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
