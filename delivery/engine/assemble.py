@@ -58,6 +58,11 @@ def options_for(path: Path, given: dict[str, Any]) -> EngineOptions:
             why=f"the engine in {path} was built for {stored['dtype']}",
             hint="deliver build, with the other dtype",
         )
+    blocks = given.get("cache_max_entry_count") or 0
+    if blocks >= 1 and given.get("max_model_len") is None:
+        # A number of blocks says how much there is to hold, so sessions are no longer than that.
+        held = int(blocks) * int(given.get("block_size") or stored["block_size"])
+        stored = {**stored, "max_model_len": min(stored["max_model_len"], held)}
     return EngineOptions.of({**stored, **given, "dtype": stored["dtype"]})
 
 

@@ -48,6 +48,13 @@ def test_settings_are_built_in_and_can_be_overridden(engine: Path) -> None:
         LLM(engine, dtype="bfloat16")
 
 
+def test_fewer_blocks_than_a_session_shorten_sessions(engine: Path) -> None:
+    with LLM(engine, cache_max_entry_count=3) as llm:
+        assert llm.stats().max_model_len == 48
+    with pytest.raises(EnvironmentLacking, match="does not fit"):
+        LLM(engine, cache_max_entry_count=3, max_model_len=128)
+
+
 def test_engine_json_says_what_it_is(engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     about = json.loads((engine / "engine.json").read_text())
     assert about["device"]["kind"] == "cpu"
