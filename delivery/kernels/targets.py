@@ -40,6 +40,11 @@ def _capability(device: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+def has_bulk_copies(device: torch.device) -> bool:
+    """Whether kernels may load tiles with the bulk copy engine: Hopper on, and the interpreter."""
+    return device.type != "cuda" or _capability(device.index or 0) >= (9, 0)
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; a handful for the CPU's interpreter."""

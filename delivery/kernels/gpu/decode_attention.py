@@ -402,12 +402,16 @@ def _merge(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """tile: tokens a step; stages: tiles in flight; programs: resident on one multiprocessor."""
+    """tile: tokens a step; stages: tiles in flight; programs: resident on one multiprocessor.
+
+    registers: at most so many a thread (None: no limit), where more programs must be resident.
+    """
 
     tile: int
     stages: int
     warps: int
     programs: int
+    registers: int | None = None
 
 
 _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -488,4 +492,5 @@ def decode_attention(
         STAGES=config.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
+        maxnreg=config.registers,
     )

@@ -29,6 +29,7 @@ from delivery.kernels.gpu.pages import (
     offset_of,
 )
 from delivery.kernels.kv_layout import layout_of
+from delivery.kernels.targets import has_bulk_copies
 
 
 @triton.jit
@@ -280,13 +281,13 @@ class PrefillConfig:
     tma: bool = False
 
 
-def prefill_config(layout: str, head_dim: int, page: int) -> PrefillConfig:
+def prefill_config(layout: str, head_dim: int, page: int, bulk_copies: bool) -> PrefillConfig:
     """What measured best on an H200; see docs/performance.md."""
     if head_dim > 128:
         return PrefillConfig(64, 32, 2, 4)
-    if layout == "auto" and page >= 64:
-        return PrefillConfig(128, 64, 3, 8)
-    return PrefillConfig(128, 64, 2, 8)
+    if layout == "auto" and page >= 64 and bulk_copies:
+        return PrefillConfig(64, 64, 3, 4, tma=True)
+    return PrefillConfig(128, 64, 3 if layout == "auto" else 2, 8)
 
 
 def prefill_attention(
@@ -309,13 +310,14 @@ def prefill_attention(
     tokens, heads, head_dim = q.shape
     page, kv_heads, stored_dim = k_cache.shape[1:]
     layout = layout_of(k_cache).name
-    config = config or prefill_config(layout, head_dim, page)
+    whole = k_cache.is_contiguous() and v_cache.is_contiguous() and has_bulk_copies(q.device)
+    config = config or prefill_config(layout, head_dim, page, whole)
     group = heads // kv_heads
     block_m = max(config.block_m, triton.next_power_of_2(group))
     queries = block_m // group
     sequences = block_table.shape[0] - num_decodes
     width = max(16, triton.next_power_of_2(stored_dim))
-    tma = config.tma and config.tile <= page and width == stored_dim and layout == "auto"
+    tma = config.tma and whole and config.tile <= page and width == stored_dim and layout == "auto"
     grid = (kv_heads, (tokens - num_decodes) // queries + sequences)
     _prefill[grid](
         q,
