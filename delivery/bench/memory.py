@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,24 @@ def reset_peak() -> None:
         pass
 
 
+def give_back() -> None:
+    """Let the C library return freed memory to the system, so that resident means in use."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # another C library keeps what it keeps
+
+
 class MemoryWatch:
-    """Starts when an engine is loaded; `breakdown` says what a load then needed on top of it."""
+    """Starts when an engine is loaded; `breakdown` says what a load then needed on top of it.
+
+    Kernels should have been compiled before: a compiler needs more memory than the activations do.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
+        gc.collect()
+        give_back()
         reset_peak()
         self._loaded = resident()
         if device == "cuda":

@@ -91,6 +91,11 @@ def warmup_plan(workload: Workload) -> LoadPlan:
     return LoadPlan(first, whole.concurrency or min(8, max(1, len(first))))
 
 
+def first_use() -> LoadPlan:
+    """One short request, so that kernels are compiled before memory is looked at."""
+    return LoadPlan((PlannedRequest("first", None, 2, tuple(range(4))),), concurrency=1)
+
+
 def engine_options(workload: Workload, kv_tokens: int = 0) -> dict[str, int]:
     """Engine options that reserve `kv_tokens`; 0 for twice what can be in flight at once.
 

@@ -129,13 +129,15 @@ class _Measured:
         from delivery.bench.disturbance import DisturbanceWatch
         from delivery.bench.engine_target import EngineTarget
         from delivery.bench.memory import MemoryWatch
+        from delivery.bench.plan import first_use
         from delivery.engine.core import EngineCore
 
         foreign = DisturbanceWatch(device).stop().foreign_device_ratio
         self.core = EngineCore(path, device=device, **options)
         self._foreign_device = foreign
-        self._memory = MemoryWatch(self.core.device)
         self._target = EngineTarget(self.core, self.core.config.vocab_size)
+        self._target.run(first_use())
+        self._memory = MemoryWatch(self.core.device)
 
     def facts(self, load_s: float) -> EngineFacts:
         from dataclasses import asdict

@@ -51,6 +51,9 @@ def metrics(measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Metr
     outputs = measured["continuations"]
     if outputs["engine"]:
         out.append(judge("bleu4_ratio", bleu4(outputs["engine"], outputs["source"]), limits))
+    for task, counts in measured["tasks"].items():
+        made = judge(corpus_metric(task, "accuracy_ratio"), counts["right"] / counts["questions"], limits)
+        out.append(replace(made, baseline=counts["source_right"] / counts["questions"]))
     return out
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Kind
+from delivery.artifact import Kind, hash_file
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
+    from delivery.engine import LLM
     from delivery.gate.report import Finding, Metric, Report
 
 _MEASUREMENT = "evaluate.json"
@@ -49,12 +51,13 @@ class Evaluate:
     window_tokens: int = param(256, "Tokens per window.")
     bleu_prompts: int = param(0, "Windows that are also continued greedily by both models; 0 for none.")
     bleu_tokens: int = param(128, "Tokens of such a continuation.")
+    tasks: tuple[str, ...] = param((), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE")
     drift: float = param(_DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True)
 
     def external(self) -> Mapping[str, str]:
         from delivery.corpus import digest
 
-        return digest(self.corpus)
+        return {**digest(self.corpus), **{Path(t).name: hash_file(Path(t)).sha256 for t in self.tasks}}
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
@@ -82,16 +85,34 @@ class Evaluate:
                     corpora[name]["windows"] = found.windows
             first = [ids for each in windows.values() for ids in each][: self.bleu_prompts]
             outputs = continuations(engine, source, first, self.window_tokens // 2, self.bleu_tokens)
+            tasks = self._tasks(ctx, engine, source)
         measured = {
             **facts(ctx.device),
             "engine": ctx.input("engine").digest,
             "corpora": corpora,
             "corpus_digests": dict(self.external()),
             "continuations": outputs,
+            "tasks": tasks,
             "layers": _layer_errors(ctx),
         }
         text = json.dumps(measured, indent=1, ensure_ascii=False)
         (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
+
+    def _tasks(self, ctx: StepContext, engine: LLM, source: LLM) -> dict[str, Any]:
+        """Right answers of both models per task."""
+        from delivery.bench.tasks import accuracy, read_task
+
+        out = {}
+        for name in self.tasks:
+            questions = read_task(Path(name))
+            with ctx.progress(f"task {Path(name).stem}", 2 * len(questions), "question") as task:
+                right, source_right = (accuracy(llm, questions, task.advance) for llm in (engine, source))
+            out[Path(name).stem] = {
+                "questions": len(questions),
+                "right": right,
+                "source_right": source_right,
+            }
+        return out
 
     def judge(self, ctx: JudgeContext) -> Report:
         from delivery.gate.report import Report, Verdict, worst

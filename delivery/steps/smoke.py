@@ -107,6 +107,7 @@ class Smoke:
         from delivery.bench.memory import MemoryWatch
         from delivery.bench.quality import perplexity_nll
 
+        time_runs(llm, [llm.core.config.vocab_size // 2], 2, 0, lambda: None)
         watch = MemoryWatch(llm.core.device)
         prompts = [(suite, prompt) for suite in suites for prompt in suite.prompts]
         with ctx.progress("prompts", len(prompts), "prompt") as task:

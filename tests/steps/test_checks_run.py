@@ -287,3 +287,31 @@ def test_compare_judges_results_of_another_load_generator(tmp_path, tiny_checkpo
     assert report.details["runtime"] == "sglang"
     assert metric(report, "tpot_p95_ms").value == pytest.approx(10.0)
     assert "--results" in report.details["reproduce"]
+
+
+def test_labelled_tasks_are_counted_for_both_models(tmp_path, tiny_checkpoint):
+    from delivery.bench.tasks import read_task
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(
+        "\n\n".join(f"Paragraph {i} tells of a small thing number {i * 7}." for i in range(200))
+    )
+    task = tmp_path / "quiz.jsonl"
+    task.write_text(
+        '{"prompt": "Say something", "answer": "surely never this", "max_tokens": 3}\n'
+        '{"prompt": "Pick", "choices": [" a", " b"], "answer": [" a", " b"]}\n'
+        '{"messages": [{"role": "user", "content": "Pick"}], "choices": [" a", " b"], "answer": " a"}\n'
+    )
+    ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
+    step = Evaluate(corpus=str(corpus), windows=1, window_tokens=32, tasks=(str(task),))
+    step.run(ctx)
+    report = step.judge(ctx)
+    found = metric(report, "quiz_accuracy_ratio")
+    assert found.value in (1 / 3, 2 / 3)
+    assert found.baseline == found.value
+    assert "quiz.jsonl" in step.external()
+    ctx.gate["limits"] = {"quiz_accuracy_ratio": 0.9}
+    assert step.judge(ctx).verdict is Verdict.FAIL
+    task.write_text('{"prompt": "x", "answer": "a", "choices": ["b"]}')
+    with pytest.raises(DataError, match=r"quiz\.jsonl:1 is not a question"):
+        read_task(task)
