@@ -21,7 +21,7 @@ from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need
 from delivery.engine.options import EngineOptions
-from delivery.engine.runner import ModelRunner
+from delivery.engine.runner import ModelRunner, Recorded
 from delivery.errors import DataError, UsageError
 from delivery.kernels.kv_layout import kv_layout
 from delivery.model.config import ModelConfig
@@ -83,9 +83,7 @@ def assemble(path: Path, options: EngineOptions) -> Assembled:
     return around(model, options, device, open_tokenizer(path))
 
 
-def around(
-    model: EngineModel, options: EngineOptions, device: str, tokenizer: Tokenizer | None
-) -> Assembled:
+def around(model: EngineModel, options: EngineOptions, device: str, tokenizer: Tokenizer | None) -> Assembled:
     """Plan the memory that the weights leave, allocate it, record decode steps where the device can."""
     config, place = model.config, torch.device(device)
     made = memory_plan(config, options, device, weights_size(model), model.dtype)
@@ -100,8 +98,8 @@ def around(
         device=place,
         seed=options.seed,
     )
-    if device == "cuda" and options.graphs:
-        runner.recorded = CudaGraphs(runner, decode_sizes(options.sequences(device)))
+    if options.graphs:
+        runner.recorded = recorded(runner, options.sequences(device))
     eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     return Assembled(config, runner, made, tokenizer, tuple(eos), device)
 
@@ -160,7 +158,24 @@ def activation_dtype(asked: str, device: str, config: ModelConfig) -> torch.dtyp
 
 def device_forms(device: str, dtype: torch.dtype) -> Forms:
     """How the device computes."""
-    return GpuForms(dtype) if device == "cuda" else TorchForms(dtype)
+    if device == "cuda":
+        return GpuForms(dtype)
+    if dtype != torch.float32:
+        return TorchForms(dtype)
+    from delivery.engine.forms_cpu import CpuForms  # numba is loaded where it computes
+
+    return CpuForms()
+
+
+def recorded(runner: ModelRunner, sequences: int) -> Recorded | None:
+    """Decode steps recorded for the runner's device; None where the model's cannot be."""
+    if runner.device.type == "cuda":
+        return CudaGraphs(runner, decode_sizes(sequences))
+    from delivery.engine import cpu_decode
+
+    if cpu_decode.why_not(runner.model, runner.cache) is None:
+        return cpu_decode.CpuDecode(runner.model, runner.cache, runner.rotary, runner.stage)
+    return None
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:

@@ -39,13 +39,13 @@ class Forms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """table [V, H], float. Rows are scaled in the table's dtype, as the model was trained, then widened."""
+    """table [V, ≥ H], float; rows may be padded."""
 
     table: torch.Tensor
     dtype: torch.dtype
 
     def __call__(self, config: ModelConfig, token_ids: torch.Tensor) -> torch.Tensor:
-        return embed(config, self.table, token_ids).to(self.dtype)
+        return embed(config, self.table, token_ids, self.dtype)[:, : config.hidden_size]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class InputStage:
         switch: int | None,
     ) -> None:
         self.block_size = block_size
+        self.sequences = sequences
         self.device = device
         self.max_blocks = -(-length // block_size)
         self._length = length

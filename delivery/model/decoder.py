@@ -81,23 +81,26 @@ def _attention(
 
 def _mlp(config: ModelConfig, weights: BlockWeights, prefix: str, x: Activation) -> torch.Tensor:
     both = weights.project((f"{prefix}gate_proj", f"{prefix}up_proj"), x)
-    inner = gated(config, both) if weights.gated is None else weights.gated(both)
+    inner = gated(config.activation, both) if weights.gated is None else weights.gated(both)
     return weights.linears[f"{prefix}down_proj"](inner)
 
 
-def gated(config: ModelConfig, both: Projection) -> torch.Tensor:
+def gated(activation: str, both: Projection) -> torch.Tensor:
     """act(gate) · up: the reference form of the MLP's activation."""
     gate, up = both.parts
-    if config.activation == "silu":
+    if activation == "silu":
         return functional.silu(gate) * up
-    return functional.gelu(gate, approximate="tanh" if config.activation == "gelu_tanh" else "none") * up
+    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
-def embed(config: ModelConfig, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Rows of table [vocabulary, H] for int64 token_ids [T] → [T, H], times the embedding scale."""
+def embed(
+    config: ModelConfig, table: torch.Tensor, token_ids: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Rows of table [vocabulary, H] for token_ids [T] → [T, H] in `dtype`, times the embedding scale."""
     hidden = functional.embedding(token_ids, table)
+    hidden = hidden if dtype is None else hidden.to(dtype)
     if config.embedding_scale != 1.0:
-        # The scale itself is rounded to the model's dtype, as the Gemma checkpoints were trained.
+        # The scale itself is rounded to the activations' dtype, as the Gemma checkpoints were trained.
         hidden = hidden * torch.tensor(config.embedding_scale, dtype=hidden.dtype)
     return hidden
 
@@ -109,6 +112,10 @@ def final_logits(config: ModelConfig, norm: object, head: object, hidden: torch.
     """
     x = norm(hidden)  # type: ignore[operator]
     logits: torch.Tensor = functional.linear(x, head) if isinstance(head, torch.Tensor) else head(x)  # type: ignore[operator]
-    if config.logit_softcap is not None:
-        logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
-    return logits
+    return softcap(config, logits)
+
+
+def softcap(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
+    """Logits squeezed into ± the model's cap (Gemma 2), or as they are."""
+    cap = config.logit_softcap
+    return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,0 +1,4 @@
+"""CPU kernels: programs of operations compiled by numba and run by a few threads.
+
+`layer` and `program` are the doors; nothing is compiled before it is used.
+"""

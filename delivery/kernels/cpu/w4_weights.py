@@ -1,0 +1,82 @@
+"""Linear layers of a CPU program over 4-bit weights in groups.
+
+One to three activation rows are met as int16 with one scale per group (15 bits, finer than the 16-bit
+floats that the scheme is named for), because integer products cost half of what decoding to float does;
+from four rows on the decoded weights are shared, and floats are as fast.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from delivery.kernels.cpu import linear as slot
+from delivery.kernels.cpu.dot import w4_dots, w4_int_dots, w4_wideners
+from delivery.kernels.cpu.ir import CHUNK, KERNEL, PRODUCTS_KERNEL, kernel, read_i64
+from delivery.kernels.cpu.linear import finish, input_rows, scales_of
+
+KINDS = ("w4_half", "w4_float")
+FEW_ROWS = 3
+
+_HALF_4, _FLOAT_4 = w4_dots[4, True], w4_dots[4, False]
+_HALF_INT, _FLOAT_INT = w4_int_dots[True], w4_int_dots[False]
+_HALF_WIDEN, _FLOAT_WIDEN = w4_wideners[True], w4_wideners[False]
+
+
+@njit(nogil=True, cache=True, no_cpython_wrapper=True)
+def _row(op: int, n: int) -> tuple[int, int, int]:
+    """Addresses of a weight row, its scales and its zero points."""
+    return (
+        read_i64(op + 8 * slot.WEIGHT) + n * read_i64(op + 8 * slot.ROW_BYTES),
+        read_i64(op + 8 * slot.SCALE) + n * read_i64(op + 8 * slot.SCALE_BYTES),
+        read_i64(op + 8 * slot.ZERO) + n * read_i64(op + 8 * slot.ZERO_BYTES),
+    )
+
+
+@kernel(PRODUCTS_KERNEL)
+def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) -> None:
+    """Weight rows n0 … n1 − 1 times all activation rows, into out[m][n − n0]."""
+    rows, half = read_i64(op + 8 * slot.M), read_i64(op + 8 * slot.KIND) == 0
+    groups, size = read_i64(op + 8 * slot.GROUPS), read_i64(op + 8 * slot.GROUP_CHUNKS)
+    if rows <= FEW_ROWS:
+        x_scales = scales_of(op, thread)
+        stride = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK * CHUNK * 4
+        ints = x_scales - rows * stride
+        for n in range(n0, n1):
+            row, scales, zeros = _row(op, n)
+            for m in range(rows):
+                at, by = out + m * out_stride + 4 * (n - n0), x_scales + 4 * m * groups
+                if half:
+                    _HALF_INT(row, scales, zeros, groups, size, ints + m * stride, by, at)
+                else:
+                    _FLOAT_INT(row, scales, zeros, groups, size, ints + m * stride, by, at)
+    else:
+        x, stride = input_rows(op, thread)
+        for block in range((rows + 3) // 4):
+            # Where fewer than four are left, the last four again.
+            m = min(4 * block, rows - 4)
+            for n in range(n0, n1):
+                row, scales, zeros = _row(op, n)
+                at = out + m * out_stride + 4 * (n - n0)
+                if half:
+                    _HALF_4(row, scales, zeros, groups, size, x + m * stride, stride, at, out_stride)
+                else:
+                    _FLOAT_4(row, scales, zeros, groups, size, x + m * stride, stride, at, out_stride)
+    finish(op, thread, n0, n1, out, out_stride, 0)
+
+
+@kernel(KERNEL)
+def expand(op: int, _thread: int, piece: int) -> None:
+    """One piece of weight rows as float32, scales included, into OUT [N, padded K]."""
+    grain, n, half = (
+        read_i64(op + 8 * slot.GRAIN),
+        read_i64(op + 8 * slot.N),
+        read_i64(op + 8 * slot.KIND) == 0,
+    )
+    groups, size = read_i64(op + 8 * slot.GROUPS), read_i64(op + 8 * slot.GROUP_CHUNKS)
+    for at in range(piece * grain, min(n, (piece + 1) * grain)):
+        row, scales, zeros = _row(op, at)
+        out = read_i64(op + 8 * slot.OUT) + at * read_i64(op + 8 * slot.OUT_STRIDE)
+        if half:
+            _HALF_WIDEN(row, scales, zeros, groups, size, out)
+        else:
+            _FLOAT_WIDEN(row, scales, zeros, groups, size, out)
