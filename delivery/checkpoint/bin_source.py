@@ -45,6 +45,9 @@ class BinSource:
     def tensor(self, name: str) -> torch.Tensor:
         return self._load(self._homes[name])[name]
 
+    def region(self, name: str) -> None:
+        return None
+
     def files(self) -> Mapping[str, Path | bytes]:
         return dict(carried_files(self.path))
 

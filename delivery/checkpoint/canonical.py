@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from delivery.checkpoint.header import Region
 from delivery.checkpoint.layouts import layout_for
-from delivery.checkpoint.pieces import Piece
+from delivery.checkpoint.pieces import Piece, same
 from delivery.checkpoint.source import Source
 from delivery.checkpoint.tokenizer_files import made_tokenizer
 from delivery.errors import DataError
@@ -44,8 +45,8 @@ class Canonical:
             self.config |= {key: dtype for key in ("dtype", "torch_dtype") if key in self.config}
             self.config.setdefault("torch_dtype", dtype)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor once.
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, Region | None]]:
+        """Every tensor once, with where its bytes lie in a file of the source if they are taken as they are.
 
         Raises DataError `tensor-not-finite`, `dtypes-mixed`, `tensor-twice`, `layout-unsupported`.
         """
@@ -56,15 +57,16 @@ class Canonical:
         seen: dict[torch.dtype, str] = {}
         for piece in self._tied(self._pieces()):
             tensor = piece.take(self.source.tensor(piece.source))
+            region = self.source.region(piece.source) if piece.take is same else None
             check_finite(piece.name, tensor)
             if wanted is not None and tensor.dtype in floats:
-                tensor = tensor.to(wanted)
+                tensor, region = tensor.to(wanted), None
                 check_finite(piece.name, tensor, f"as {self._dtype}")
             elif "quantization_config" not in self.config and _is_weight(piece.name, tensor):
                 seen.setdefault(tensor.dtype, piece.name)
                 if len(seen) > 1:
                     raise _mixed(seen)
-            yield piece.name, tensor
+            yield piece.name, tensor, region
 
     def files(self) -> Mapping[str, Path | bytes]:
         """What travels beside the weights, with a `tokenizer.json` where the source has none."""

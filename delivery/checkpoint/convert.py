@@ -87,8 +87,8 @@ def convert(source: Canonical, out: Path, shard_bytes: int, advance: Callable[[i
     """
     with CheckpointWriter(out, shard_bytes) as writer:
         count = total = 0
-        for name, tensor in source.tensors():
-            writer.add(name, tensor)
+        for name, tensor, region in source.tensors():
+            writer.add(name, tensor, region)
             advance(tensor.nbytes)
             count, total = count + 1, total + tensor.nbytes
         for name, content in source.files().items():

@@ -48,6 +48,9 @@ class DequantizedSource:
         dtype: torch.dtype = getattr(torch, stated.removeprefix("torch."))
         return weight.dequantize(dtype) if isinstance(weight, QTensor) else weight.to(dtype)
 
+    def region(self, name: str) -> None:
+        return None
+
     def files(self) -> Mapping[str, Path | bytes]:
         return self._inner.files()
 

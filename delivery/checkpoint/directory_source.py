@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delivery.checkpoint.header import Region
 from delivery.checkpoint.reader import Checkpoint
 from delivery.checkpoint.writer import carried_files
 
@@ -28,6 +29,9 @@ class DirectorySource:
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.checkpoint.tensor(name)
+
+    def region(self, name: str) -> Region:
+        return self.checkpoint.region(name)
 
     def files(self) -> Mapping[str, Path | bytes]:
         return dict(carried_files(self.checkpoint.path))

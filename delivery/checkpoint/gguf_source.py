@@ -57,6 +57,9 @@ class GgufSource:
             self._last = (piece.source, as_torch(self._file.read(piece.source)))
         return piece.take(self._last[1]).to(getattr(torch, self.dtype))
 
+    def region(self, name: str) -> None:
+        return None
+
     def files(self) -> Mapping[str, Path | bytes]:
         tokenizer, tokenizer_config = rebuild_tokenizer(self._file.metadata)
         return {

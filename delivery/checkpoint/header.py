@@ -67,6 +67,15 @@ class TensorInfo:
         return count
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes of a file: where a tensor lies, for copying it without reading it."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Every tensor of one safetensors file, in the order of its data.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delivery.checkpoint.directory import GENERATION_CONFIG, read_config, read_json, read_tensors
-from delivery.checkpoint.header import TensorInfo
+from delivery.checkpoint.header import Region, TensorInfo
 from delivery.errors import DataError, did_you_mean
 from delivery.model.families import family_for
 
@@ -101,6 +101,11 @@ class Checkpoint:
             return raw.view(dtype).reshape(info.shape).to(device)
         flat = torch.frombuffer(view, dtype=dtype, count=info.count, offset=inner)
         return flat.reshape(info.shape).to(device)
+
+    def region(self, name: str) -> Region:
+        """Where the bytes of a tensor lie. Raises as `info`."""
+        info = self.info(name)
+        return Region(self.path / info.shard, info.offset, info.size_bytes)
 
     def weight(self, prefix: str, device: torch.device | str = "cpu") -> torch.Tensor | QTensor:
         """The weight of a linear layer or embedding: `prefix.weight` as it is, or a QTensor where quantised.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from delivery.checkpoint.header import Region
 from delivery.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Source(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor; asking in the order of `names` is fastest."""
+        ...
+
+    def region(self, name: str) -> Region | None:
+        """Where the tensor lies in a file exactly as `tensor` gives it; None where it is made."""
         ...
 
     def files(self) -> Mapping[str, Path | bytes]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from delivery.artifact import walk
 from delivery.checkpoint.directory import CONFIG, INDEX, SINGLE, check_relative, read_tensors
+from delivery.checkpoint.header import Region
 from delivery.checkpoint.reader import safetensors_dtype
 from delivery.errors import DataError, EnvironmentLacking
 
@@ -54,15 +55,19 @@ class CheckpointWriter:
             shutil.rmtree(self._work, ignore_errors=True)
             self._work.mkdir(parents=True)
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Append one tensor. Raises DataError `tensor-twice`, EnvironmentLacking `disk-full`."""
+    def add(self, name: str, tensor: torch.Tensor, region: Region | None = None) -> None:
+        """Append one tensor. region: where the same bytes lie in a file, from which the kernel copies them.
+
+        Raises DataError `tensor-twice`, EnvironmentLacking `disk-full`.
+        """
         if name in self._names:
             raise DataError("tensor-twice", f"tensor {name!r} was written before", why=f"into {self.out}")
         self._names.add(name)
         data = tensor.detach().cpu().contiguous()
         dtype = safetensors_dtype(data.dtype)
         with _disk(self.out):
-            self._shard_for(name, data.nbytes).add(name, dtype, tuple(data.shape), _bytes_of(data))
+            shard = self._shard_for(name, data.nbytes)
+            shard.add(name, dtype, tuple(data.shape), _bytes_of(data), region)
 
     def copy_files(self, source: Checkpoint) -> tuple[str, ...]:
         """Copy every file of the source that holds no weights, byte for byte; gives their names.
@@ -184,7 +189,9 @@ class _Shard:
             return False
         return self.header_bytes + _entry_bytes(name) <= _RESERVED_BYTES
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+    def add(
+        self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview, region: Region | None
+    ) -> None:
         end = self.size_bytes + data.nbytes
         self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [self.size_bytes, end]}
         self.header_bytes += _entry_bytes(name)
@@ -196,7 +203,7 @@ class _Shard:
             self._held.clear()
         if self._stream is None:
             self._held.append(bytes(data))
-        else:
+        elif region is None or not _copied(region, self._stream):
             for start in range(0, data.nbytes, _CHUNK_BYTES):
                 self._stream.write(data[start : start + _CHUNK_BYTES])
 
@@ -221,6 +228,34 @@ class _Shard:
         self._held.clear()
         if self._stream is not None:
             self._stream.close()
+
+
+def _copied(region: Region, stream: BinaryIO) -> bool:
+    """Append a region of a file without taking it through memory; False where that cannot be done."""
+    if not hasattr(os, "copy_file_range"):
+        return False
+    stream.flush()
+    begin = stream.tell()
+    done = 0
+    with region.path.open("rb") as source:
+        while done < region.size_bytes:
+            try:
+                count = os.copy_file_range(
+                    source.fileno(),
+                    stream.fileno(),
+                    region.size_bytes - done,
+                    region.offset + done,
+                    begin + done,
+                )
+            except OSError as error:
+                if done or error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return False
+            if count == 0:
+                raise OSError(errno.EIO, f"{region.path.name} ended early while it was copied")
+            done += count
+    stream.seek(begin + done)
+    return True
 
 
 def _entry_bytes(name: str) -> int:
