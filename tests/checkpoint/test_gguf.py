@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_samples import byte_level
 
-from delivery.checkpoint import Checkpoint
-from delivery.checkpoint.convert import convert, open_source
+from delivery.checkpoint import Checkpoint, CheckpointWriter
+from delivery.checkpoint.convert import open_source
 from delivery.checkpoint.gguf_file import GgufFile
 from delivery.checkpoint.gguf_source import GgufSource
 from delivery.errors import DataError, UsageError
@@ -33,9 +33,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def to_checkpoint(file: Path, out: Path, **options: Any) -> Checkpoint:
-    convert(open_source(file, **options), out, 5_000_000_000, lambda done: None)
-    return Checkpoint.open(out)
+def to_checkpoint(file: Path, out: Path, dtype: str = "auto") -> Checkpoint:
+    source = GgufSource(file, dtype)
+    with CheckpointWriter(out) as writer:
+        for name in source.names():
+            writer.add(name, source.tensor(name))
+        for name, content in source.files().items():
+            writer.add_file(name, content)
+        writer.finish(dict(source.config))
+    return Checkpoint.open(out, source.config)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,7 +137,7 @@ def test_yarn_and_longrope_metadata(tmp_path: Path) -> None:
 
     model = samples.tiny("Qwen2")
     file = samples.write(tmp_path / "y.gguf", model, "qwen2", tokenizer=byte_level(), extra=yarn)
-    assert open_source(file).config["rope_scaling"] == {
+    assert GgufSource(file).config["rope_scaling"] == {
         "rope_type": "yarn",
         "type": "yarn",
         "factor": 4.0,
@@ -146,7 +152,7 @@ def test_yarn_and_longrope_metadata(tmp_path: Path) -> None:
 
     phi = samples.tiny("Phi3", **FREE)
     file = samples.write(tmp_path / "p.gguf", phi, "phi3", tokenizer=byte_level(), extra=longrope)
-    config = open_source(file).config
+    config = GgufSource(file).config
     assert config["rope_scaling"]["long_factor"] == [2.5] * 6
     assert config["partial_rotary_factor"] == 0.75
     assert config["original_max_position_embeddings"] == 16

@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from delivery.checkpoint import Checkpoint, CheckpointWriter
 from delivery.checkpoint.convert import convert, open_source
+from delivery.checkpoint.directory_source import DirectorySource
+from delivery.checkpoint.layouts import layout_for
 from delivery.errors import DataError
 
 IDS = torch.arange(5, 40)[None]
@@ -40,7 +43,13 @@ def save(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) -
 def check_logits(folder: Path, out: Path, model: Any) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
-    convert(open_source(folder), out, 10**9, lambda done: None)
+    source = json.loads((folder / "config.json").read_text())
+    layout = layout_for(source)
+    directory = DirectorySource(folder, source)
+    with CheckpointWriter(out) as writer:
+        for piece in layout.pieces(source, iter(directory.names())):
+            writer.add(piece.name, piece.take(directory.tensor(piece.source)))
+        writer.finish(layout.config(source))
     loaded, report = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -97,6 +106,10 @@ def test_internlm2(bias: bool, tmp_path: Path) -> None:
     written = check_logits(save(tmp_path / "source", config, state), tmp_path / "out", model)
     assert written["architectures"] == ["LlamaForCausalLM"]
     assert "auto_map" not in written
+    opened = open_source(tmp_path / "source")
+    convert(opened, tmp_path / "converted", 10**9, lambda done: None)
+    assert Checkpoint.open(tmp_path / "converted").config == written
+    assert opened.notes[0] == "InternLM2ForCausalLM written as LlamaForCausalLM"
 
 
 @pytest.mark.parametrize(
