@@ -23,9 +23,7 @@ def why_not_integers(q: QTensor, bits: tuple[int, ...]) -> str | None:
     if q.qdata.dtype not in (torch.int8, torch.uint8):
         return f"weights are {short(q.qdata.dtype)}; this format holds integers"
     if q.outliers is not None:
-        return (
-            "outliers are kept at 6 bits; only the engine's own format (deliver) has a place for them"
-        )
+        return "outliers are kept at 6 bits; only the engine's own format (deliver) has a place for them"
     if q.bits not in bits:
         return f"weights have {q.bits} bits; this format holds {' or '.join(map(str, bits))}"
     if q.block_size is not None:

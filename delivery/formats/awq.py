@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from delivery.formats._bits import pack_last, unpack_last
 from delivery.formats._checks import (
     Get,
     Has,
@@ -33,16 +32,16 @@ from delivery.formats._checks import (
 )
 from delivery.qtensor import QTensor
 
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_REVERSE = tuple(_ORDER.index(i) for i in range(8))
 _BITS = 4
+_BYTES = ((0, 2), (4, 6), (1, 3), (5, 7))
+"""The columns in the low and the high nibble of each byte of a word."""
 
 
 def pack(prefix: str, q: QTensor, bias: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
     """The stored tensors of one layer; `bias` keeps its dtype."""
     tensors = {
-        f"{prefix}.qweight": _pack(unsigned(q).t()),
-        f"{prefix}.qzeros": _pack(zero_points(q).t()),
+        f"{prefix}.qweight": _pack(unsigned(q)),
+        f"{prefix}.qzeros": _pack(zero_points(q)),
         f"{prefix}.scales": q.scale.t().to(torch.float16).contiguous(),
     }
     return tensors | ({f"{prefix}.bias": bias} if bias is not None else {})
@@ -65,9 +64,9 @@ def unpack(prefix: str, get: Get, has: Has, quantization_config: Mapping[str, An
     zeros = read(get, has, f"{prefix}.qzeros", (torch.int32,), 2)
     expect_shape(f"{prefix}.qzeros", zeros, (groups, outputs // 8))
     return QTensor(
-        qdata=_unpack(words).t().contiguous(),
+        qdata=_unpack(words),
         scale=scales.t().contiguous(),
-        zero_point=_unpack(zeros).t().contiguous(),
+        zero_point=_unpack(zeros),
         group_size=-1 if groups == 1 else columns // groups,
         bits=_BITS,
     )
@@ -117,13 +116,17 @@ def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
 
 
 def _pack(values: torch.Tensor) -> torch.Tensor:
-    """uint8 [R, C] → int32 [R, C/8] in AWQ's order."""
-    rows, columns = values.shape
-    ordered = values.reshape(rows, columns // 8, 8)[..., _ORDER]
-    return pack_last(ordered.reshape(rows, columns), _BITS)
+    """uint8 [N, R] → int32 [R, N/8], transposed as it is packed: bytes first, words last."""
+    eights = values.reshape(values.shape[0] // 8, 8, -1)
+    octets = [eights[:, low] | (eights[:, high] << _BITS) for low, high in _BYTES]
+    return torch.stack(octets, -1).view(torch.int32).squeeze(-1).t().contiguous()
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
-    rows = words.shape[0]
-    values = unpack_last(words, _BITS, words.shape[1] * 8).reshape(rows, -1, 8)
-    return values[..., _REVERSE].reshape(rows, -1)
+    """int32 [R, N/8] → uint8 [N, R]."""
+    octets = words.t().contiguous().unsqueeze(-1).view(torch.uint8)
+    eights = torch.empty(octets.shape[0], 8, octets.shape[1], dtype=torch.uint8, device=words.device)
+    for index, (low, high) in enumerate(_BYTES):
+        eights[:, low] = octets[..., index] & 15
+        eights[:, high] = octets[..., index] >> _BITS
+    return eights.reshape(-1, octets.shape[1])
