@@ -34,7 +34,7 @@ class Search:
         so for each form, about as good). duo: divide by the weights' own mean magnitude to the power
         1 − ratio as well, as the authors' code does; "both" tries with and without.
     weights: about how many weights a candidate is scored on, in evenly spaced rows (at least 128); 0 for
-        all, None for 2^18 on a CPU and 2^22 on a GPU. A search chooses one number and a form, so some
+        all, None for 2^17 on a CPU and 2^22 on a GPU. A search chooses one number and a form, so some
         10^5 weights rank candidates as all would.
     """
 
@@ -179,7 +179,7 @@ def _group_losses(error: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 def _spread(weight: torch.Tensor, weights: int | None) -> torch.Tensor:
     """Evenly spaced rows that hold about so many weights: int64 [n]."""
     if weights is None:
-        weights = 1 << (22 if weight.device.type == "cuda" else 18)
+        weights = 1 << (22 if weight.device.type == "cuda" else 17)
     count = weight.shape[0] if not weights else max(_ROWS, weights // weight.shape[1])
     last = weight.shape[0] - 1
     return torch.linspace(0, last, min(count, last + 1), device=weight.device).round().long()
