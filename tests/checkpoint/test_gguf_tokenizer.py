@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tokenizer_samples import SAMPLE, byte_level, sentencepiece
 
 from delivery.checkpoint import Tokenizer
-from delivery.checkpoint.convert import convert, open_source
+from delivery.checkpoint.gguf_source import GgufSource
 from delivery.errors import DataError
 
 TEXTS = [SAMPLE, "plain words", "<|im_start|>user\nx<|im_end|> y", "1234567 12,345.67", "WE'RE I'Ll", ""]
@@ -19,10 +20,16 @@ BYTE_LEVEL = ["gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o", "smaug-bpe", "d
 
 
 def converted(tmp_path: Path, architecture: str, tiny: Any, tokenizer: Any, **keys: Any) -> Path:
+    """A folder with `m.gguf` and, in `out`, the files rebuilt from it."""
     settings = {"vocab_size": 420, **keys}
     path = tmp_path / "m.gguf"
     file = samples.write(path, tiny, architecture, tokenizer=tokenizer, tokenizer_keys=settings)
-    convert(open_source(file), tmp_path / "out", 5_000_000_000, lambda done: None)
+    source = GgufSource(file)
+    files = source.files()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text(json.dumps(source.config))
+    for name, content in files.items():
+        (tmp_path / "out" / name).write_bytes(content)
     return tmp_path
 
 
@@ -68,10 +75,21 @@ def test_digits_stand_alone_for_smollm(model: Any, tmp_path: Path) -> None:
     assert tokens[-4:] == ["2", "0", "2", "4"]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_sentencepiece_as_transformers_loads_gguf(architecture: str, model: Any, tmp_path: Path) -> None:
-    model = model if architecture == "llama" else samples.tiny("Qwen2")
-    folder = converted(tmp_path, architecture, model, sentencepiece(), model="llama")
+SENTENCEPIECE = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "mistral": ("Mistral", {}),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "phi3": ("Phi3", {"pad_token_id": None}),
+}
+
+
+@pytest.mark.parametrize("architecture", SENTENCEPIECE)
+def test_sentencepiece_as_transformers_loads_gguf(architecture: str, tmp_path: Path) -> None:
+    family, changes = SENTENCEPIECE[architecture]
+    tiny = samples.tiny(family, **changes)
+    keys = {"add_space_prefix": False} if architecture == "gemma" else {}
+    folder = converted(tmp_path, architecture, tiny, sentencepiece(), model="llama", **keys)
     ours = Tokenizer.open(folder / "out")
     reference = theirs(folder, gguf_file="m.gguf")
     # transformers 5 puts a blank before the text once, llama.cpp and the models' own files also after
@@ -81,6 +99,16 @@ def test_sentencepiece_as_transformers_loads_gguf(architecture: str, model: Any,
         assert ids[0] == 0
         assert ids == reference.encode(text), text
         assert ours.decode(ids) == text
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "phi3"])
+def test_byte_level_of_other_families(architecture: str, tmp_path: Path) -> None:
+    changes = {"pad_token_id": None} if architecture == "phi3" else {}
+    tiny = samples.tiny(architecture.title(), **changes)
+    folder = converted(tmp_path, architecture, tiny, byte_level(), pre="qwen2")
+    ours, reference = Tokenizer.open(folder / "out"), theirs(folder, gguf_file="m.gguf")
+    for text in TEXTS:
+        assert ours.encode(text, False) == reference.encode(text, add_special_tokens=False), text
 
 
 def test_sentencepiece_puts_a_blank_after_special_tokens(model: Any, tmp_path: Path) -> None:
