@@ -44,7 +44,7 @@ def gptq_columns(
     return out, errors
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _kernel(
     weight: Any,
     factor: Any,
