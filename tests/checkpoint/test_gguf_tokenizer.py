@@ -79,7 +79,7 @@ SENTENCEPIECE = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "mistral": ("Mistral", {}),
-    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {"tie_word_embeddings": True}),
     "phi3": ("Phi3", {"pad_token_id": None}),
 }
 
@@ -88,7 +88,7 @@ SENTENCEPIECE = {
 def test_sentencepiece_as_transformers_loads_gguf(architecture: str, tmp_path: Path) -> None:
     family, changes = SENTENCEPIECE[architecture]
     tiny = samples.tiny(family, **changes)
-    keys = {"add_space_prefix": False} if architecture == "gemma" else {}
+    keys = {"add_space_prefix": False} if architecture == "gemma2" else {}
     folder = converted(tmp_path, architecture, tiny, sentencepiece(), model="llama", **keys)
     ours = Tokenizer.open(folder / "out")
     reference = theirs(folder, gguf_file="m.gguf")
