@@ -219,12 +219,12 @@ def read_artifact(directory: Path) -> Artifact:
 def walk(directory: Path) -> Iterator[tuple[str, Path]]:
     """Name and path of every file below `directory` that an artifact's digest covers, sorted by name.
 
-    Left out: the manifest and the run record, and everything hidden (a `.git` folder, say).
+    Left out: the manifest and the run record, and hidden folders (`.git`, say).
     """
     found = []
     for folder, folders, names in os.walk(directory):
         folders[:] = [f for f in folders if not f.startswith(".")]
-        for path in (Path(folder) / name for name in names if not name.startswith(".")):
+        for path in (Path(folder) / name for name in names):
             relative = PurePosixPath(path.relative_to(directory)).as_posix()
             if relative not in _UNHASHED:
                 found.append((relative, path))

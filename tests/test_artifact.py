@@ -85,7 +85,7 @@ def test_a_digest_is_the_hash_of_the_canonical_json():
         canonical_json(float("nan"))
 
 
-def test_files_are_hashed_but_not_the_manifest_the_record_or_hidden_ones(tmp_path):
+def test_files_are_hashed_but_not_the_manifest_the_record_or_hidden_folders(tmp_path):
     for name in (
         "b",
         "a/c",
@@ -93,14 +93,14 @@ def test_files_are_hashed_but_not_the_manifest_the_record_or_hidden_ones(tmp_pat
         "manifest.json",
         "run.json",
         "a/run.json",
-        ".hidden",
+        ".gitattributes",
         ".git/HEAD",
-        "a/.x",
+        ".cache/x",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert [f.path for f in hash_tree(tmp_path)] == ["a.txt", "a/c", "a/run.json", "b"]
-    assert [name for name, _ in walk(tmp_path)] == ["a.txt", "a/c", "a/run.json", "b"]
+    assert [f.path for f in hash_tree(tmp_path)] == [".gitattributes", "a.txt", "a/c", "a/run.json", "b"]
+    assert [name for name, _ in walk(tmp_path)] == [".gitattributes", "a.txt", "a/c", "a/run.json", "b"]
     assert hash_file(tmp_path / "b") == FileRef("b", hashlib.sha256(b"b").hexdigest(), 1)
 
 
