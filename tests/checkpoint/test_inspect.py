@@ -15,6 +15,7 @@ from tiny_checkpoint import write_tokenizer
 from tokenizer_samples import byte_level
 
 from delivery.checkpoint import describe
+from delivery.checkpoint.inspect_text import as_lines
 from delivery.errors import DataError
 from delivery.formats import awq, compressed_tensors, fp8, gptq, smooth_quant
 from delivery.qtensor import QTensor
@@ -181,3 +182,31 @@ def test_no_torch_is_loaded(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+
+
+def test_lines_for_a_person(tmp_path: Path) -> None:
+    q = four_bit()
+    entry = compressed_tensors.quantization_config({PREFIX: q, "model.layers.0.mlp.gate_proj": None}, "fp8")
+    facts = describe(write(tmp_path, compressed_tensors.pack(PREFIX, q), quantization_config=entry))
+    assert as_lines(facts) == [
+        "model:      LlamaForCausalLM (llama), 16.4k parameters",
+        "shape:      3 layers, 128 hidden, 4 heads, 2 KV heads, 259 tokens in the vocabulary,"
+        " tied embeddings",
+        "context:    512 tokens, 768 B of KV cache each",
+        "weights:    9.23 kB of safetensors, 4.51 bits a parameter, I32 89 %, F16 11 %, I64 0 %",
+        "quantised:  compressed-tensors, pack-quantized, 4 bits, group size 32, KV cache of 8 bits,"
+        " 2 layers left plain",
+        "tokenizer:  BPE, 259 tokens, with chat template",
+        "loads in:   deliver: yes",
+        "            vllm: yes",
+        "            sglang: yes",
+        "            lmdeploy: no, it does not read compressed-tensors;"
+        " it reads awq, fp8, gptq, smooth_quant",
+        "            transformers: yes, needs the package compressed-tensors",
+    ]
+    plain = write(tmp_path, {"x": torch.ones(2)}, architectures=["RwkvForCausalLM"])
+    (plain / "tokenizer.json").unlink()
+    lines = as_lines(describe(plain))
+    assert "quantised:  no" in lines
+    assert "tokenizer:  none" in lines
+    assert any(line.startswith("loads in:   deliver: no, ") for line in lines)
