@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 _RESERVED_BYTES = 1 << 20
 _SMALL_BYTES = 8 << 20
 _CHUNK_BYTES = 64 << 20
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".ckpt")
+_WEIGHTS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".ckpt", ".npz"),
+    *(".onnx", ".onnx_data", ".tflite"),
+)
 _NOT_COPIED = frozenset({CONFIG, "manifest.json", "run.json"})
 
 
