@@ -54,6 +54,29 @@ def ask(llm: LLM, conversations: Sequence[Sequence[Message]], max_tokens: Sequen
     return [a for a in answers if a is not None]
 
 
+def open_turns(tokenizer: Any) -> int:
+    """Assistant turns of a sample conversation that the chat template does not end, of two.
+
+    After a finished answer a template writes a token that also ends generation, before the next message
+    begins. Where it does not, the model never saw a turn end, and an engine cannot see one.
+    """
+    answers = ("It is seven.", "You are welcome.")
+    messages = [
+        {"role": "user", "content": "What is three plus four?"},
+        {"role": "assistant", "content": answers[0]},
+        {"role": "user", "content": "Thank you."},
+        {"role": "assistant", "content": answers[1]},
+        {"role": "user", "content": "Goodbye."},
+    ]
+    text = tokenizer.apply_chat_template(messages)
+    ends = [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.eos_token_ids]
+    following = [
+        text.partition(answer)[2].partition(next_one)[0]
+        for answer, next_one in zip(answers, ("Thank you.", "Goodbye."), strict=True)
+    ]
+    return sum(not any(end and end in after for end in ends) for after in following)
+
+
 def time_runs(
     llm: LLM, prompt_ids: Sequence[int], tokens: int, runs: int, done: Callable[[], None]
 ) -> list[float]:

@@ -75,6 +75,7 @@ _DEFINITIONS = [
     MetricDef("smoke_garbled_outputs", "outputs", "lower", "Garbled outputs"),
     MetricDef("smoke_looping_outputs", "outputs", "lower", "Outputs that repeat themselves"),
     MetricDef("smoke_unstopped_outputs", "outputs", "lower", "Outputs that never end their turn"),
+    MetricDef("smoke_open_turns", "turns", "lower", "Turns that the chat template does not end"),
     MetricDef("smoke_leaked_markers", "outputs", "lower", "Outputs with markers of the chat template"),
     MetricDef("smoke_greedy_agreement_ratio", "ratio", "higher", "Greedy tokens equal to the source's"),
     MetricDef("smoke_perplexity", "ppl", "lower", "Perplexity of the suite's reference text"),

@@ -27,6 +27,7 @@ _LIMITS: Mapping[str, Any] = {
     "smoke_garbled_outputs": 0,
     "smoke_looping_outputs": 0,
     "smoke_unstopped_outputs": 0,
+    "smoke_open_turns": 0,
     "smoke_leaked_markers": 0,
     "smoke_greedy_agreement_ratio": 0.7,
 }
@@ -103,7 +104,7 @@ class Smoke:
 
     def _talk(self, ctx: StepContext, llm: Any, suites: list[Suite], measured: dict[str, Any]) -> list[Any]:
         """Everything that the engine is asked; fills `measured` and returns the answers."""
-        from delivery.bench.ask import ask, time_runs
+        from delivery.bench.ask import ask, open_turns, time_runs
         from delivery.bench.memory import MemoryWatch
         from delivery.bench.quality import perplexity_nll
 
@@ -127,6 +128,7 @@ class Smoke:
             )
         measured |= {
             "special_tokens": list(llm.core.tokenizer.special_tokens),
+            "open_turns": open_turns(llm.core.tokenizer),
             "answers": [
                 {"suite": suite.name, "prompt": prompt.id, **asdict(answer)}
                 for (suite, prompt), answer in zip(prompts, answers, strict=True)
@@ -148,6 +150,9 @@ class Smoke:
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
         timing, notes, baseline = self._timing(ctx, measured)
         metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
+        if measured["open_turns"]:
+            text = "the chat template ends assistant turns with no token that ends generation"
+            notes.append(Finding("error", text))
         if measured["agreement"] is None:
             notes.append(Finding("info", "no source was given: greedy tokens were not compared"))
         inputs = {role: ctx.input(role).digest for role in ("engine", "source") if ctx.has(role)}
@@ -174,7 +179,10 @@ class Smoke:
         from delivery.gate.limits import judge
 
         memory = measured["memory"]
-        out = [judge("load_s", measured["load_s"], limits)]
+        out = [
+            judge("load_s", measured["load_s"], limits),
+            judge("smoke_open_turns", float(measured["open_turns"]), limits),
+        ]
         if measured["reference"]["tokens"]:
             nll = measured["reference"]["nll"] / measured["reference"]["tokens"]
             out.append(judge("smoke_perplexity", math.exp(min(nll, 700.0)), limits))

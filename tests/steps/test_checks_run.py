@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,3 +316,19 @@ def test_labelled_tasks_are_counted_for_both_models(tmp_path, tiny_checkpoint):
     task.write_text('{"prompt": "x", "answer": "a", "choices": ["b"]}')
     with pytest.raises(DataError, match=r"quiz\.jsonl:1 is not a question"):
         read_task(task)
+
+
+def test_a_template_that_never_ends_the_turn_is_seen(tmp_path, tiny_checkpoint, suite):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_checkpoint, broken)
+    config = json.loads((broken / "tokenizer_config.json").read_text())
+    config["chat_template"] = config["chat_template"].replace("<|im_end|>", "")
+    (broken / "tokenizer_config.json").write_text(json.dumps(config))
+    for engine, turns in ((tiny_checkpoint, 0), (broken, 2)):
+        ctx = Context(tmp_path / f"out{turns}", engine)
+        step = Smoke(suites=(str(suite),), runs=1)
+        step.run(ctx)
+        report = step.judge(ctx)
+        assert metric(report, "smoke_open_turns").value == turns
+        assert (metric(report, "smoke_open_turns").status == "fail") is (turns > 0)
+    assert "ends assistant turns with no token" in " ".join(f.text for f in report.findings)
