@@ -1,6 +1,8 @@
 """Layouts of the paged KV cache: plain, int8, fp8 and int4 with scales per token and head.
 
-Values:  [num_blocks, block_size, num_kv_heads, stored_dim]
+Values:  [num_blocks, block_size, num_kv_heads, stored_dim]; in memory a quantised cache has the heads
+         outside the tokens of a block, because a head's share of a token is only 64 or 128 bytes, and
+         reads that short leave half of the memory's bandwidth unused
 Scales:  float32 [num_blocks, num_kv_heads, parts, block_size], so that one head of one block is
          contiguous; parts = 1 (scale), or 2 for int4 (scale, minimum).
 
@@ -47,10 +49,12 @@ class KVLayout:
         device: torch.device | str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(values, scales or None), zeroed: what a kernel may read beyond a sequence's end is finite."""
-        shape = (num_blocks, block_size, num_kv_heads, self.stored_dim(head_dim))
-        values = torch.zeros(shape, dtype=self.dtype or model_dtype, device=device)
-        if self.parts == 0:
-            return values, None
+        stored_dim = self.stored_dim(head_dim)
+        if self.dtype is None:
+            shape = (num_blocks, block_size, num_kv_heads, stored_dim)
+            return torch.zeros(shape, dtype=model_dtype, device=device), None
+        by_head = (num_blocks, num_kv_heads, block_size, stored_dim)
+        values = torch.zeros(by_head, dtype=self.dtype, device=device).transpose(1, 2)
         scales = (num_blocks, num_kv_heads, self.parts, block_size)
         return values, torch.zeros(scales, dtype=torch.float32, device=device)
 

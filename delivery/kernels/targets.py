@@ -46,6 +46,17 @@ def has_bulk_copies(device: torch.device) -> bool:
 
 
 @cache
+def shared_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of shared memory that one program, and all programs of a multiprocessor, may use."""
+    if device.type != "cuda":
+        return 227 << 10, 228 << 10
+    from triton.runtime import driver
+
+    most = int(driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
+    return most, most + 1024  # of every card so far, one KiB is the system's
+
+
+@cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; a handful for the CPU's interpreter."""
     if device.type != "cuda":

@@ -48,13 +48,14 @@ def load_tile(
     keep,
     block_stride,
     head,
-    KV_HEADS: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     STORED_DIM: tl.constexpr,
     EXACT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Stored values [TILE, columns] of one head. MASKED: rows not in `keep` are 0, whatever memory holds."""
-    row = block.to(tl.int64) * block_stride + offset * (KV_HEADS * STORED_DIM) + head * STORED_DIM
+    row = block.to(tl.int64) * block_stride + offset * TOKEN_STRIDE + head * HEAD_STRIDE
     address = cache + row[:, None] + columns[None, :]
     if MASKED and EXACT:
         tile = tl.load(address, mask=keep[:, None], other=0.0)

@@ -18,127 +18,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from delivery.kernels.gpu.pages import (
-    LOWEST,
-    base2_factor,
-    block_of,
-    capped,
-    load_scale,
-    load_tile,
-    nibbles,
-    offset_of,
-)
+from delivery.kernels.gpu.pages import LOWEST
+from delivery.kernels.gpu.prefill_tiles import attend_span
 from delivery.kernels.kv_layout import layout_of
-from delivery.kernels.targets import has_bulk_copies
-
-
-@triton.jit
-def _attend_span(
-    query,
-    query_high,
-    query_sum,
-    sums,
-    sums_high,
-    extra,
-    most,
-    weight,
-    k_cache,
-    v_cache,
-    k_scale,
-    v_scale,
-    table,
-    length,
-    query_position,
-    head,
-    begin,
-    end,
-    k_stride,
-    v_stride,
-    scale_stride,
-    scale,
-    softcap,
-    KV_HEADS: tl.constexpr,
-    STORED_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    LAYOUT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-    RAGGED: tl.constexpr,
-    TMA: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Folds keys begin .. end − 1 into the running sums.
-
-    MASKED: rows may not see all of them. RAGGED: the cache may hold less than the last tile reads.
-    """
-    dtype: tl.constexpr = query.dtype
-    exact: tl.constexpr = WIDTH == STORED_DIM
-    rows = tl.arange(0, TILE)
-    columns = tl.arange(0, WIDTH)
-    factor = base2_factor(scale, softcap, SOFTCAP)
-    block = block_of(table, begin, rows, length, PAGE, TILE)
-    for first in tl.range(begin, end, TILE, num_stages=STAGES):
-        position = first + rows
-        keep = position < length
-        offset = offset_of(first, rows, PAGE, TILE)
-        if TMA:
-            line = block * PAGE + first % PAGE
-            k = k_cache.load([line, head * STORED_DIM])
-        else:
-            k = load_tile(
-                k_cache, block, offset, columns, keep, k_stride, head, KV_HEADS, STORED_DIM, exact, False
-            )
-        if LAYOUT == "int4":
-            k_low, k_high = nibbles(k, dtype)
-            scores = tl.dot(query, tl.trans(k_low), input_precision=PRECISION)
-            scores = tl.dot(query_high, tl.trans(k_high), scores, input_precision=PRECISION)
-            step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
-            least = load_scale(k_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
-            scores = scores * step[None, :] + query_sum[:, None] * least[None, :]
-        else:
-            scores = tl.dot(query, tl.trans(k.to(dtype)), input_precision=PRECISION)
-            if LAYOUT != "auto":
-                step = load_scale(k_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
-                scores *= step[None, :]
-        scores = capped(scores, scale, softcap, SOFTCAP)
-        if MASKED:
-            seen = position[None, :] <= query_position[:, None]
-            if WINDOW > 0:
-                seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, 1) * factor)
-        fade = tl.exp2(most - larger)
-        share = tl.exp2(scores * factor - larger[:, None])
-        weight = weight * fade + tl.sum(share, 1)
-        most = larger
-        sums *= fade[:, None]
-        if TMA:
-            v = v_cache.load([line, head * STORED_DIM])
-            if RAGGED:
-                v = tl.where(keep[:, None], v, 0.0)
-        else:
-            v = load_tile(
-                v_cache, block, offset, columns, keep, v_stride, head, KV_HEADS, STORED_DIM, exact, RAGGED
-            )
-        if LAYOUT == "int4":
-            step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 2, PAGE)
-            least = load_scale(v_scale, block, offset, keep, scale_stride, head, 1, 2, PAGE)
-            extra = extra * fade + tl.sum(share * least[None, :], 1)
-            share = (share * step[None, :]).to(dtype)
-            v_low, v_high = nibbles(v, dtype)
-            sums = tl.dot(share, v_low, sums, input_precision=PRECISION)
-            sums_high = tl.dot(share, v_high, sums_high * fade[:, None], input_precision=PRECISION)
-        else:
-            if LAYOUT != "auto":
-                step = load_scale(v_scale, block, offset, keep, scale_stride, head, 0, 1, PAGE)
-                share *= step[None, :]
-            sums = tl.dot(share.to(dtype), v.to(dtype), sums, input_precision=PRECISION)
-        block = block_of(table, first + TILE, rows, length, PAGE, TILE)
-    return sums, sums_high, extra, most, weight
+from delivery.kernels.targets import has_bulk_copies, shared_memory
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_decodes", "num_sequences"])
@@ -163,7 +46,8 @@ def _prefill(
     num_decodes,
     num_sequences,
     GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STORED_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -224,7 +108,7 @@ def _prefill(
     # Keys that all rows see; the diagonal; and the last tile where a stale value must not be read.
     whole_end = tl.maximum(full_end, tl.minimum(tl.cdiv(end, TILE), length // TILE) * TILE)
     for span in tl.static_range(3):
-        sums, sums_high, extra, most, weight = _attend_span(
+        sums, sums_high, extra, most, weight = attend_span(
             query,
             query_high,
             query_sum,
@@ -248,7 +132,8 @@ def _prefill(
             scale_stride,
             scale,
             softcap,
-            KV_HEADS,
+            TOKEN_STRIDE,
+            HEAD_STRIDE,
             STORED_DIM,
             WIDTH,
             PAGE,
@@ -281,13 +166,17 @@ class PrefillConfig:
     tma: bool = False
 
 
-def prefill_config(layout: str, head_dim: int, page: int, bulk_copies: bool) -> PrefillConfig:
+def prefill_config(
+    layout: str, head_dim: int, page: int, bulk_copies: bool, shared_bytes: int
+) -> PrefillConfig:
     """What measured best on an H200; see docs/performance.md."""
     if head_dim > 128:
         return PrefillConfig(64, 32, 2, 4)
+    if shared_bytes < 160 << 10:
+        return PrefillConfig(64, 32, 2, 4)
     if layout == "auto" and page >= 64 and bulk_copies:
         return PrefillConfig(64, 64, 3, 4, tma=True)
-    return PrefillConfig(128, 64, 3 if layout == "auto" else 2, 8)
+    return PrefillConfig(128, 64, 3, 8) if layout == "auto" else PrefillConfig(64, 64, 2, 4)
 
 
 def prefill_attention(
@@ -311,7 +200,7 @@ def prefill_attention(
     page, kv_heads, stored_dim = k_cache.shape[1:]
     layout = layout_of(k_cache).name
     whole = k_cache.is_contiguous() and v_cache.is_contiguous() and has_bulk_copies(q.device)
-    config = config or prefill_config(layout, head_dim, page, whole)
+    config = config or prefill_config(layout, head_dim, page, whole, shared_memory(q.device)[0])
     group = heads // kv_heads
     block_m = max(config.block_m, triton.next_power_of_2(group))
     queries = block_m // group
@@ -340,7 +229,8 @@ def prefill_attention(
         num_decodes,
         block_table.shape[0],
         GROUP=group,
-        KV_HEADS=kv_heads,
+        TOKEN_STRIDE=k_cache.stride(1),
+        HEAD_STRIDE=k_cache.stride(2),
         HEAD_DIM=head_dim,
         STORED_DIM=stored_dim,
         BLOCK_M=block_m,

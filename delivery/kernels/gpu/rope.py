@@ -80,6 +80,8 @@ def _write(
     value_stride,
     scale_stride,
     BLOCK_SIZE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     STORED_DIM: tl.constexpr,
     LAYOUT: tl.constexpr,
@@ -87,7 +89,7 @@ def _write(
     TINY: tl.constexpr,
 ):
     """One token's features [H, D] (and for int4 the head's second half) to the cache, quantised."""
-    address = cache + block * value_stride + (offset * KV_HEADS + head) * STORED_DIM + column
+    address = cache + block * value_stride + offset * TOKEN_STRIDE + head * HEAD_STRIDE + column
     inside = valid & (column < STORED_DIM)
     one = head < KV_HEADS
     if LAYOUT == "auto":
@@ -138,6 +140,8 @@ def _rope_cache_write(
     scale_stride,
     eps,
     HEADS: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STORED_DIM: tl.constexpr,
@@ -202,7 +206,8 @@ def _rope_cache_write(
             offset = slot % BLOCK_SIZE
             _write(
                 low.to(tl.float32), high.to(tl.float32), k_cache, k_scale, block, offset, head, column, valid,
-                value_stride, scale_stride, BLOCK_SIZE, KV_HEADS, STORED_DIM, LAYOUT, Q_MAX, TINY,
+                value_stride, scale_stride, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE, KV_HEADS, STORED_DIM,
+                LAYOUT, Q_MAX, TINY,
             )  # fmt: skip
             at = v + token * v_stride + head * HEAD_DIM + column
             v_low = tl.load(at, mask=stored, other=0.0).to(tl.float32)
@@ -211,7 +216,8 @@ def _rope_cache_write(
                 v_high = tl.load(at + STORED_DIM, mask=stored, other=0.0).to(tl.float32)
             _write(
                 v_low, v_high, v_cache, v_scale, block, offset, head, column, valid,
-                value_stride, scale_stride, BLOCK_SIZE, KV_HEADS, STORED_DIM, LAYOUT, Q_MAX, TINY,
+                value_stride, scale_stride, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE, KV_HEADS, STORED_DIM,
+                LAYOUT, Q_MAX, TINY,
             )  # fmt: skip
 
 
@@ -246,6 +252,8 @@ def rope_cache_write(
             0 if k_scale is None else k_scale.stride(0), eps,
             HEADS=heads,
             KV_HEADS=kv_heads,
+            TOKEN_STRIDE=k_cache.stride(1),
+            HEAD_STRIDE=k_cache.stride(2),
             HEAD_DIM=head_dim,
             STORED_DIM=stored_dim,
             HALF=cos.shape[1],
