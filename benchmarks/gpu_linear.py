@@ -206,7 +206,7 @@ def without_overlap(best: dict[tuple[str, str, int], dict[str, Any]]) -> Iterato
             n, k = SHAPES[shape]
             weights = [replace(_w4(n, k), resident=False) for _ in range(copies_for(n * k // 2))]
             x = _x(m, k)
-            calls = [lambda w=w, x=x, c=row["choice"]: FAMILIES[op].run(x, w, c) for w in weights]
+            calls = [lambda w=w, x=x, c=row["choice"]: FAMILIES["w4a16"].run(x, w, c) for w in weights]
             yield {**row, "impl": row["impl"] + " alone", "us": round(graph_us(calls, launches=12), 2)}
 
 

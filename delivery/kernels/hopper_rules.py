@@ -44,17 +44,31 @@ def _why_not_device(index: int) -> str | None:
 def rule(n: int, k_steps: int, rows: int, device: torch.device, *, four_bit: bool = False) -> Tile:
     """A tile for a weight of n output features whose K is `k_steps` steps of the ring.
 
-    Few rows: narrow tiles, K split until every multiprocessor has several programs, which hides latency.
-    Many rows: the largest accumulator that the registers hold.
+    Few rows: narrow tiles, K split until the programs that run at once are all in use. Many rows: the
+    largest accumulator that the registers hold, unless that leaves multiprocessors idle. The numbers are
+    what the shapes of an 8B model preferred on an H200 (docs/performance.md).
     """
-    block_m = next((b for b in (8, 16, 32, 64, 128) if rows <= b), 256 if four_bit else 128)
-    if rows <= 32:
-        block_n, warps, stages = 64, 4, 6
-    elif rows <= 64:
-        block_n, warps, stages = 128, 8, 5
-    else:
-        block_n, warps, stages = 128, 8, 3 if block_m == 256 else 4
-    tiles = -(-n // block_n) * -(-rows // block_m)
-    wanted = multiprocessors(device) * (3 if warps == 4 else 1)
-    splits = max(1, min(8, round(wanted / tiles), k_steps // 4))
-    return Tile(block_n, block_m, warps, stages, splits, four_bit and rows > 32)
+    sms = multiprocessors(device)
+    if rows <= 16:
+        block_m = 8 if rows <= 8 else 16
+        at_once = sms * (4 if four_bit else 3)
+        splits = _splits(at_once, -(-n // 64), k_steps)
+        return Tile(64, block_m, 4, 4 if four_bit else 8, splits)
+    if rows <= 64:
+        block_m = 32 if rows <= 32 else 64
+        if n >= 128 * sms:
+            return Tile(128, block_m, 8, 4 if four_bit else 8, 1, four_bit)
+        splits = min(2, _splits(sms, -(-n // 64), k_steps))
+        return Tile(64, block_m, 4, 6 if four_bit else 8, splits, four_bit)
+    block_m = 256 if four_bit and rows > 128 else 128
+    row_tiles = -(-rows // block_m)
+    wide_n = 128 if four_bit else 256
+    if -(-n // wide_n) * row_tiles >= sms * 3 // 4:
+        return Tile(wide_n, block_m, 8, 3 if four_bit else 4, 1, four_bit)
+    splits = min(4, _splits(sms, -(-n // 64) * row_tiles, k_steps))
+    return Tile(64, block_m, 4, 3 if four_bit else 4, splits, four_bit)
+
+
+def _splits(at_once: int, tiles: int, k_steps: int) -> int:
+    """Programs that share K, so that about `at_once` run, each with four steps or more."""
+    return max(1, min(8, at_once // tiles, k_steps // 4))

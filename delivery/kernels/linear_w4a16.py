@@ -18,7 +18,7 @@ from delivery.qtensor import QTensor
 __all__ = ["OP", "PackedW4", "candidates", "pack", "reference", "run", "unpack", "why_not_pack"]
 
 EXPAND_FROM_ROWS = 512
-"""From here on a dense copy of the weight and cuBLAS win over expanding inside the product."""
+"""From here on, without the Hopper kernel, a dense copy of the weight and cuBLAS win."""
 
 
 def reference(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -53,7 +53,8 @@ def _few_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
         for splits in (1, 2, 3, 4, 5, 6, 7, 8):
             if splits == 1 or (steps // splits >= 4 and n // block_n * splits <= 600):
                 for stages in (4, 6, 8):
-                    yield Tile(block_n, block_m, warps, stages, splits, wide)
+                    for scale_weights in (True,) if wide else (False, True):
+                        yield Tile(block_n, block_m, warps, stages, splits, scale_weights)
 
 
 def _many_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
@@ -117,7 +118,9 @@ def _preferred(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None = No
     choice = tuning.choice_for("linear_w4a16", *packed.shape, x.shape[0])
     if choice is not None:
         return choice.backend
-    return "expand" if x.shape[0] >= EXPAND_FROM_ROWS and x.device.type == "cuda" else None
+    if x.shape[0] >= EXPAND_FROM_ROWS and x.device.type == "cuda" and _why_not_hopper(x, packed):
+        return "expand"
+    return None
 
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -181,8 +184,8 @@ OP = Op(
     backends={
         "cpu": Backend(_cpu, why_not_cpu),
         "hopper": Backend(_hopper, _why_not_hopper),
-        "expand": Backend(_expand, _why_not_triton),
         "triton": Backend(_triton, _why_not_triton),
+        "expand": Backend(_expand, _why_not_triton),
     },
     cases=_cases,
     preferred=_preferred,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from delivery.kernels.op import Backend, Case, Op
-from delivery.kernels.quantize_per_token import TOLERANCE
+from delivery.kernels.quantize_per_token import tolerance
 from delivery.kernels.row_quant import Q_MAX, quantize_rows, why_not_dtype
 from delivery.kernels.targets import why_not_cpu, why_not_triton
 from delivery.kernels.w8_rules import why_not_dtype_here
@@ -45,7 +45,7 @@ def _cases() -> Iterator[Case]:
                 generator = torch.Generator("cpu").manual_seed(seed)
                 return (torch.randn(rows, k, generator=generator) * 0.02).to(device, dtype), dtype8
 
-            yield Case(f"{str(dtype8).removeprefix('torch.')}-{rows}x{k}", make, TOLERANCE)
+            yield Case(f"{str(dtype8).removeprefix('torch.')}-{rows}x{k}", make, tolerance(dtype8))
 
 
 OP = Op(

@@ -42,8 +42,14 @@ def _why_not_triton(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | N
     return why_not_dtype(dtype) or why_not_triton(x) or why_not_dtype_here(dtype, x.device)
 
 
-# A quantised value may fall to the neighbouring step where float32 and float64 round a tie apart.
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 2e-3}
+def tolerance(dtype: torch.dtype) -> dict[torch.dtype, float]:
+    """What one value in a few hundred may cost that falls to the neighbouring step of `dtype`.
+
+    bf16 rows meet exact ties often; the float32 scale of a kernel and the float64 scale of the reference
+    then round them apart. A step is 1/127 of the largest value in int8, 1/8 and 1/4 of the value in fp8.
+    """
+    allowed = {torch.int8: 2e-3, torch.float8_e4m3fn: 1.5e-2, torch.float8_e5m2: 3e-2}[dtype]
+    return dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), allowed)
 
 
 def _cases() -> Iterator[Case]:
@@ -64,7 +70,7 @@ def _cases() -> Iterator[Case]:
                 scale = torch.tensor([2.5 / Q_MAX[dtype8]], device=device) if fixed else None
                 return (x, dtype8) if scale is None else (x, dtype8, scale)
 
-            yield Case(f"{str(dtype8).removeprefix('torch.')}-{rows}x{k}", make, TOLERANCE)
+            yield Case(f"{str(dtype8).removeprefix('torch.')}-{rows}x{k}", make, tolerance(dtype8))
 
 
 OP = Op(

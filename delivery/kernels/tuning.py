@@ -2,6 +2,7 @@
 
 `deliver build` measures the candidates on the card and stores the table with the engine; without a table
 each backend falls back on its own rule. Plain data and arithmetic: no kernel is imported here.
+`tuned/<device>.json` are tables measured by benchmarks/gpu.py, used where nothing else was installed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 
 from delivery.errors import DataError
 
@@ -54,8 +57,18 @@ class TuningTable:
     choices: Mapping[Key, Choice] = field(default_factory=dict)
 
     def lookup(self, op: str, n: int, k: int, rows: int) -> Choice | None:
-        """What was measured best for a weight [n, k] and `rows` rows, None if nothing was."""
-        return self.choices.get((op, n, k, bucket(rows)))
+        """What was measured best for a weight [n, k] and `rows` rows, None if nothing was.
+
+        A row count that was not measured takes the choice of the next larger one, or of the largest.
+        """
+        if not self.choices:
+            return None
+        wanted = bucket(rows)
+        if exact := self.choices.get((op, n, k, wanted)):
+            return exact
+        measured = [b for b in ROW_BUCKETS if (op, n, k, b) in self.choices]
+        larger = [b for b in measured if b > wanted]
+        return self.choices[(op, n, k, (larger or measured[-1:])[0])] if measured else None
 
     def with_choice(self, op: str, n: int, k: int, rows: int, choice: Choice) -> TuningTable:
         """A table that also holds `choice`."""
@@ -98,8 +111,23 @@ def install(table: TuningTable) -> None:
 
 
 def choice_for(op: str, n: int, k: int, rows: int) -> Choice | None:
-    """The installed table's choice."""
-    return _installed[0].lookup(op, n, k, rows)
+    """The installed table's choice, else that of the table shipped for this card."""
+    return _installed[0].lookup(op, n, k, rows) or shipped(_card()).lookup(op, n, k, rows)
+
+
+@cache
+def shipped(card: str) -> TuningTable:
+    """The table that comes with the package for a card's name; empty for other cards."""
+    slug = "-".join(card.lower().split())
+    entry = files("delivery.kernels") / "tuned" / f"{slug}.json"
+    return TuningTable.from_json(entry.read_text("utf-8")) if slug and entry.is_file() else TuningTable()
+
+
+@cache
+def _card() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def measure(
@@ -131,6 +159,11 @@ def programs_per_multiprocessor(tile: Tile, shared_bytes: int) -> int:
     Sixteen consumer warps are the most that leave each enough registers to keep its products in flight.
     """
     return max(1, min(16 // tile.warps, (SHARED_BYTES + 1024) // (shared_bytes + 2048)))
+
+
+def fitting(tile: Tile, stage_bytes: int) -> Tile:
+    """The tile with no more stages of `stage_bytes` than shared memory holds, room for writing left."""
+    return replace(tile, stages=max(1, min(tile.stages, (SHARED_BYTES - 6144) // stage_bytes)))
 
 
 def registers_per_thread(tile: Tile, shared_bytes: int) -> int:

@@ -106,9 +106,14 @@ def sum_of_splits(
     total = acc
     if last:
         total = gl.load(base + offset, cache_modifier=".cg")
-        for other in gl.static_range(1, MAX_SPLITS):
-            there = other < splits
-            total += gl.load(base + other * size + offset, mask=there, other=0.0, cache_modifier=".cg")
+        if size <= 2048:
+            # All loads at once: the wait for one of them is the wait for all.
+            for other in gl.static_range(1, MAX_SPLITS):
+                there = other < splits
+                total += gl.load(base + other * size + offset, mask=there, other=0.0, cache_modifier=".cg")
+        else:
+            for other in range(1, splits):
+                total += gl.load(base + other * size + offset, cache_modifier=".cg")
         gl.store(arrivals + tile, 0)
     return total, last
 
@@ -139,9 +144,9 @@ def write_tile(
 ):
     """Write value [BLOCK_N, BLOCK_M] to out [M, N], transposed, with bias and residual added in float32.
 
-    Few rows are written as the tensor cores hold them; from 64 rows on they pass through shared memory.
+    Few rows are written as the tensor cores hold them; from 128 rows on they pass through shared memory.
     """
-    OUT: gl.constexpr = LAYOUT if BLOCK_M < 64 else _lines(BLOCK_N, BLOCK_M, WARPS)
+    OUT: gl.constexpr = LAYOUT if BLOCK_M < 128 else _lines(BLOCK_N, BLOCK_M, WARPS)
     if HAS_BIAS:
         n_here = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
         value += gl.load(bias + n_here, mask=n_here < N, other=0.0).to(gl.float32).expand_dims(1)

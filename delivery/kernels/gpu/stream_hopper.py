@@ -31,7 +31,7 @@ from delivery.kernels.gpu.hopper import (
     workspace,
     write_tile,
 )
-from delivery.kernels.tuning import Tile, even_splits, registers_per_thread
+from delivery.kernels.tuning import Tile, even_splits, fitting, registers_per_thread
 
 
 @gluon.jit
@@ -282,9 +282,11 @@ def product(
     tiles = triton.cdiv(rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     splits, steps_per_split = even_splits(steps, allowed_splits(tile, tiles))
     out = torch.empty(rows, n, dtype=out_dtype, device=x.device)
+    stage_bytes = (tile.block_n + tile.block_m) * 128
+    tile = fitting(tile, stage_bytes)
     partial, arrivals = workspace(x.device)
     scales = "none" if w_scale is None else "block" if blocks else "row"
-    shared_bytes = (tile.block_n + tile.block_m) * 128 * tile.stages
+    shared_bytes = stage_bytes * tile.stages
     _kernel[(programs(tile, tiles, splits, shared_bytes, x.device), splits)](
         rows_descriptor(weight, tile.block_n, step),
         rows_descriptor(x, tile.block_m, step),

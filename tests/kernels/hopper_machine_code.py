@@ -1,0 +1,189 @@
+"""Compile the Hopper kernels for sm_90 without a card, and read their machine code.
+
+python hopper_machine_code.py w4 one-row      prints what was found, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+W4 = {
+    "one-row": {"BLOCK_M": 8},
+    "shared-k": {"BLOCK_M": 16, "SHARED_K": True, "DTYPE": "fp16"},
+    "groups-of-32": {"BLOCK_M": 8, "CHUNKS": 4, "GROUPS": 4},
+    "64-rows": {"BLOCK_M": 64, "STAGES": 4, "SCALED": True, "REGISTERS": 128},
+    "wide": {"BLOCK_N": 256, "BLOCK_M": 128, "STAGES": 3, "SCALED": True, "WARPS": 8, "REGISTERS": 168},
+    "tall": {"BLOCK_N": 128, "BLOCK_M": 256, "STAGES": 3, "SCALED": True, "WARPS": 8, "REGISTERS": 168},
+}
+STREAM = {
+    "int8": {"DTYPE": "i8"},
+    "int8-large": {"DTYPE": "i8", "BLOCK_N": 128, "BLOCK_M": 256, "STAGES": 4, "WARPS": 8, "REGISTERS": 168},
+    "fp8": {"DTYPE": "fp8e4nv", "SHARED_K": True},
+    "fp8-blocks": {"DTYPE": "fp8e5", "SCALES": "block"},
+    "bf16": {"DTYPE": "bf16", "SCALES": "none"},
+}
+
+
+def compiled_w4(**options: Any) -> Any:
+    import triton.experimental.gluon.language as gl
+
+    from delivery.kernels.gpu import w4_hopper
+
+    dtype, warps, registers = (
+        options.pop(k, d) for k, d in (("DTYPE", "bf16"), ("WARPS", 4), ("REGISTERS", 64))
+    )
+    n, m, chunks = options["BLOCK_N"], options["BLOCK_M"], options["CHUNKS"]
+    x_layout = gl.NVMMASharedLayout(min(128, 256 // chunks), 16, 2)
+    signature = {
+        "w_desc": f"tensordesc<i32[{n // 2}, 32],{gl.NVMMASharedLayout(128, 32, 2)!r}>",
+        "x_desc": f"tensordesc<{dtype}[{m}, {128 // chunks}],{x_layout!r}>",
+        "s_desc": f"tensordesc<fp16[{n}],{gl.NVMMASharedLayout(0, 16, 1)!r}>",
+        "z_desc": f"tensordesc<u8[{n}],{gl.NVMMASharedLayout(0, 8, 1)!r}>",
+        **dict.fromkeys(("bias", "out"), f"*{dtype}"),
+        "partial": "*fp32",
+        "arrivals": "*i32",
+        **dict.fromkeys(("M", "N", "N_PAD", "steps", "steps_per_split"), "i32"),
+    }
+    constants = {"SHARED_K": False, "GROUP_M": 16, "ZERO": True, "SCALED": False, "BIAS": False, **options}
+    return compiled(w4_hopper._kernel, signature, constants, warps, registers)
+
+
+def compiled_stream(**options: Any) -> Any:
+    import triton.experimental.gluon.language as gl
+
+    from delivery.kernels.gpu import stream_hopper
+
+    dtype, warps, registers = (
+        options.pop(k, d) for k, d in (("DTYPE", "i8"), ("WARPS", 4), ("REGISTERS", 64))
+    )
+    bits = 16 if dtype == "bf16" else 8
+    layout = gl.NVMMASharedLayout(128, bits, 2)
+    signature = {
+        "w_desc": f"tensordesc<{dtype}[{options['BLOCK_N']}, {1024 // bits}],{layout!r}>",
+        "x_desc": f"tensordesc<{dtype}[{options['BLOCK_M']}, {1024 // bits}],{layout!r}>",
+        **dict.fromkeys(("w_scale", "x_scale", "partial"), "*fp32"),
+        **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
+        "arrivals": "*i32",
+        **dict.fromkeys(("M", "N", "steps", "steps_per_split", "block_columns"), "i32"),
+    }
+    constants = {
+        "SHARED_K": False,
+        "GROUP_M": 16,
+        "X_SCALE_STRIDE": 1,
+        "BIAS": False,
+        "RESIDUAL": False,
+        **options,
+    }
+    return compiled(stream_hopper._kernel, signature, constants, warps, registers)
+
+
+def compiled(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, registers: int
+) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    names = kernel.arg_names
+    source = GluonASTSource(
+        kernel,
+        {name: signature.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in signature.items()
+            if kind[0] == "*"
+        },
+    )
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": registers}
+    )
+
+
+def findings(code: Any, folder: Path) -> dict[str, Any]:
+    """What the assembler says and what the machine code shows."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assembly, binary = folder / "kernel.ptx", folder / "kernel.cubin"
+    assembly.write_text(code.asm["ptx"])
+    binary.write_bytes(code.asm["cubin"])
+    command = [tools / "ptxas", "-v", "-arch=sm_90a", assembly, "-o", folder / "again.cubin"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True)
+    listing = subprocess.run([tools / "nvdisasm", binary], capture_output=True, text=True, check=True).stdout
+    lines = [re.sub(r"/\*[0-9a-fx]+\*/", "", line).strip() for line in listing.splitlines()]
+    lines = [line for line in lines if line]
+    return {
+        "serialized": [x for x in (report.stdout + report.stderr).splitlines() if "serialized" in x],
+        "shared_bytes": code.metadata.shared,
+        "products": sum("GMMA" in line for line in lines),
+        "spills": [line for line in lines if re.match(r"(@!?P\d+ )?(LDL|STL)\b", line)],
+        "overwritten": overwritten_operands(lines),
+    }
+
+
+def overwritten_operands(lines: list[str]) -> list[str]:
+    """Instructions of the products' loop that write a register which a product in flight may still read."""
+    start, end = innermost_loop(lines)
+    current: set[int] = set()
+    in_flight: list[set[int]] = []
+    found = []
+    for line in lines[start:end] * 3:
+        plain = re.sub(r"^@!?U?P\d+ ", "", line)
+        operation = plain.split()[0]
+        if "GMMA" in operation:
+            operand = re.match(r"\s*R(\d+)", plain.split(",")[1])
+            if operand:
+                current |= set(range(int(operand[1]), int(operand[1]) + 4))
+            if "gsb0" in plain:
+                in_flight.append(current)
+                current = set()
+        elif wait := re.search(r"DEPBAR\.LE gsb0, 0x(\d)", plain):
+            in_flight = in_flight[len(in_flight) - int(wait[1]) :] if int(wait[1]) else []
+        elif written(plain) & current.union(*in_flight):
+            found.append(line)
+    return sorted(set(found), key=found.index)
+
+
+def written(line: str) -> set[int]:
+    operation = line.split()[0]
+    if operation.startswith(("ST", "BAR", "BRA", "SYNCS", "WARP", "UT", "RED", "ATOM", "EXIT", ".L")):
+        return set()
+    target = re.match(r"\S+\s+(?:P\d+, )?R(\d+)\b", line)
+    if target is None:
+        return set()
+    width = 4 if ".128" in operation else 2 if ".64" in operation or "WIDE" in operation else 1
+    return set(range(int(target[1]), int(target[1]) + width))
+
+
+def innermost_loop(lines: list[str]) -> tuple[int, int]:
+    return min(loops(lines), key=lambda span: span[1] - span[0])
+
+
+def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
+    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L_x_\d+:", line)}
+    for i, line in enumerate(lines):
+        back = re.search(r"BRA `\((\.L_x_\d+)\)", line)
+        start = labels.get(back[1], i) if back else i
+        if start < i and any("GMMA" in inside for inside in lines[start:i]):
+            yield start, i
+
+
+def main(kind: str, name: str) -> None:
+    if kind == "w4":
+        code = compiled_w4(**{"BLOCK_N": 64, "STAGES": 6, "CHUNKS": 2, "GROUPS": 1, **W4[name]})
+    else:
+        code = compiled_stream(**{"BLOCK_N": 64, "BLOCK_M": 8, "STAGES": 6, "SCALES": "row", **STREAM[name]})
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(findings(code, Path(folder))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
