@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PIPELINE = "pipelines/default.yaml"
 _SUITES = "smoke"
+# What is true of the demo's model alone.
+_DEMO_ONLY = re.compile(r"^    (smoke_perplexity): [0-9.]+$", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _CI = ("gitlab", "github")
 
@@ -61,6 +63,8 @@ def _files(session: Session, model: str, systems: tuple[str, ...]) -> Mapping[st
 
     pipeline = resource(_PIPELINE).read_text("utf-8")
     pipeline = pipeline.replace("\nmodel: demo\n", f"\nmodel: {_yaml(model)}\n", 1)
+    if model != "demo":
+        pipeline = _DEMO_ONLY.sub(r"    # \1: set it a little above what the first run measures", pipeline)
     out = {_PIPELINE: pipeline}
     suites = resource(_SUITES)
     for suite in sorted(p for p in suites.iterdir() if p.suffix in (".yaml", ".yml", ".json", ".jsonl")):

@@ -12,7 +12,11 @@ from delivery.pipeline.spec import load_pipeline
 
 def test_it_writes_a_pipeline_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path), "--model", "org/a model"]) == 0
-    assert load_pipeline(tmp_path / "pipelines" / "default.yaml").model == "org/a model"
+    pipeline = load_pipeline(tmp_path / "pipelines" / "default.yaml")
+    assert pipeline.model == "org/a model"
+    # An absolute perplexity is one model's own.
+    assert "smoke_perplexity" not in pipeline.gate["limits"]
+    assert "smoke_perplexity" in load_pipeline(Path("pipelines/default.yaml")).gate["limits"]
     for name in (".gitlab-ci.yml", ".github/workflows/deliver.yml"):
         first = (tmp_path / name).read_text("utf-8").splitlines()[0]
         assert first.startswith("# Made by: deliver ci ")
