@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_attention.py                        everything
     python benchmarks/gpu_attention.py decode prefill fused   some of it
+    python benchmarks/gpu_attention.py candidates             tile shapes of the decode kernel
     python benchmarks/gpu_attention.py --json out.json
 
 Every cell is checked against the float64 reference before it is timed. Times are medians of CUDA graph
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import torch
 
 from delivery.kernels import OPS
+from delivery.kernels.gpu.decode_config import DecodeConfig, decode_candidates
 from delivery.kernels.kv_layout import LAYOUTS, kv_layout
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -287,23 +291,74 @@ def _rotary(pool: Pool, tokens: int) -> tuple[Any, ...]:
     return *parts, angle.cos(), angle.sin(), slots, k_cache, v_cache, k_scale, v_scale
 
 
-SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {"decode": decode, "prefill": prefill, "fused": fused}
+def candidates() -> Iterator[Row]:
+    """Every tile shape of the decode kernel in every cell: what `decode_config` is chosen from."""
+    for name in LAYOUTS:
+        pool = Pool(name, 6144)
+        for config in decode_candidates(name):
+            for (batch, context), peer in DECODE_PEERS.items():
+                sets = [attention_args(pool, table, 1, context) for table in pool.tables(batch, context)]
+                out = torch.empty(batch, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
+                calls = [partial(_decode_with, *args, scales, out, config) for args, scales in sets]
+                calls[0]()
+                error = checked(*sets[0], out)
+                values = batch * context * KV_HEADS
+                byte_count = values * 2 * pool.layout.token_head_bytes(HEAD_DIM, DTYPE)
+                shape = f"{config.tile}/{config.stages}/{config.warps}/{config.programs}/{config.registers}"
+                cell = f"{name} {batch} x {context} {shape}"
+                us = time_us(calls)
+                yield row("decode candidate", "triton", cell, us, byte_count, 0.0, error, peer)
 
 
-def main() -> None:
+def _decode_with(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    _starts: torch.Tensor,
+    contexts: torch.Tensor,
+    scale: float,
+    scales: dict[str, Any],
+    out: torch.Tensor,
+    config: DecodeConfig,
+) -> None:
+    from delivery.kernels.gpu.decode_attention import decode_attention
+
+    kv_scales = scales["k_scale"], scales["v_scale"]
+    decode_attention(q, k, v, table, contexts, out, scale, None, None, *kv_scales, config)
+
+
+SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
+    "decode": decode,
+    "prefill": prefill,
+    "fused": fused,
+    "candidates": candidates,
+}
+USUAL = ("decode", "prefill", "fused")
+LARGEST_ERROR = 3e-2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the rows asked for; 1 if one of them is wrong by more than LARGEST_ERROR."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=list(SECTIONS))
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; default: {' '.join(USUAL)}")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if unknown := set(options.sections) - set(SECTIONS):
+        parser.error(f"unknown section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
     torch.manual_seed(1)
     rows = []
-    for section in options.sections or list(SECTIONS):
+    for section in options.sections or USUAL:
         for measured in SECTIONS[section]():
             print(measured.text(), flush=True)
-            rows.append(asdict(measured))
+            rows.append(measured)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
+    wrong = [r for r in rows if not r.error <= LARGEST_ERROR]
+    for r in wrong:
+        print(f"wrong: {r.op} {r.cell}: relative error {r.error:.1e}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
