@@ -179,8 +179,8 @@ def main() -> None:
         plan = engine.plan
         peak = torch.cuda.max_memory_allocated()
         print(
-            f"{form}: loaded in {time.perf_counter() - started:.1f} s, GiB: weights {gib(plan.weights_bytes)}, "
-            f"plan {gib(plan.total_bytes)}, allocated {gib(peak)}",
+            f"{form}: loaded in {time.perf_counter() - started:.1f} s, weights {gib(plan.weights_bytes)}, "
+            f"plan {gib(plan.total_bytes)}, allocated {gib(peak)} GiB",
             flush=True,
         )
         for batch in map(int, arguments.batches.split(",")):

@@ -85,8 +85,8 @@ def check(path: Path, **options: object) -> bool:
         passed = mine <= theirs * SLACK and behind <= 2 * spread
         good &= passed
         print(
-            f"  prompt {n:4d}: logits {mine:.4f} (transformers bf16 {theirs:.4f}), greedy at most {behind:.4f} "
-            f"behind the best (bf16 spread {spread:.4f}) {'ok' if passed else 'WRONG'}",
+            f"  prompt {n:4d}: logits {mine:.4f} (transformers bf16 {theirs:.4f}), greedy {behind:.4f} "
+            f"behind the best at most (bf16 spread {spread:.4f}) {'ok' if passed else 'WRONG'}",
             flush=True,
         )
     return good
