@@ -45,6 +45,7 @@ _MIB = 1024 * 1024
 @pass_session
 def command(
     session: Session,
+    /,
     ref: str,
     host: str,
     port: int,

@@ -93,7 +93,7 @@ def _module_inputs(
         hidden = hidden + weights.linears["o_proj"](mixed)
         x = weights.norms["pre_mlp_norm"](hidden)
         keep("mlp", x)
-        keep("down_proj", gated(config, weights.project(("gate_proj", "up_proj"), x)))
+        keep("down_proj", gated(config.activation, weights.project(("gate_proj", "up_proj"), x)))
     return found
 
 
