@@ -110,12 +110,13 @@ def compiled(
 def findings(code: Any, folder: Path) -> dict[str, Any]:
     """What the assembler says and what the machine code shows."""
     import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     assembly, binary = folder / "kernel.ptx", folder / "kernel.cubin"
     assembly.write_text(code.asm["ptx"])
     binary.write_bytes(code.asm["cubin"])
-    command = [tools / "ptxas", "-v", "-arch=sm_90a", assembly, "-o", folder / "again.cubin"]
+    command = [get_ptxas(90).path, "-v", "-arch=sm_90a", assembly, "-o", folder / "again.cubin"]
     report = subprocess.run(command, capture_output=True, text=True, check=True)
     listing = subprocess.run([tools / "nvdisasm", binary], capture_output=True, text=True, check=True).stdout
     lines = [re.sub(r"/\*[0-9a-fx]+\*/", "", line).strip() for line in listing.splitlines()]
