@@ -118,5 +118,5 @@ def _run(work: BlockWork, module: str, weights: Mapping[str, torch.Tensor], at: 
         return linear("o_proj")(_mix(work.config, work.layer, linears, work.source_norms, at))
     if module == "mlp":
         both = Projection((linear("gate_proj")(at.x), linear("up_proj")(at.x)))
-        return linear("down_proj")(gated(work.config, both))
+        return linear("down_proj")(gated(work.config.activation, both))
     return functional.linear(at.x, weights[module].to(at.x.dtype))
