@@ -35,7 +35,7 @@ def command(session: Session, kind: str | None, as_json: bool) -> None:
         (
             short(r["artifact"]),
             r["kind"],
-            r["step"] + (f" ({r['verdict']})" if r["verdict"] else ""),
+            r["step"] + _outcome(r),
             size(r["size_bytes"]),
             r["started_at"],
             " ".join(r["tags"]),
@@ -45,6 +45,13 @@ def command(session: Session, kind: str | None, as_json: bool) -> None:
     widths = [max(len(c[i]) for c in cells) for i in range(6)]
     for c in cells:
         click.echo("  ".join(t.ljust(w) for t, w in zip(c, widths, strict=True)).rstrip())
+
+
+def _outcome(row: dict[str, Json]) -> str:
+    """Of a check: its verdict, or that this is the measurement behind one."""
+    if row["kind"] != Kind.REPORT:
+        return ""
+    return f" ({row['verdict'] or 'measured'})"
 
 
 def _row(artifact: Artifact, store: Store) -> dict[str, Json]:

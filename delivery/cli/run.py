@@ -92,12 +92,13 @@ def _run(
     from delivery.pipeline.progress import display
     from delivery.pipeline.runner import run
 
-    signal.signal(signal.SIGTERM, _terminated)
+    before = signal.signal(signal.SIGTERM, _terminated)
     shown = display()
     try:
         return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
     finally:
         shown.close()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _path(pipeline: str | None) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from delivery.artifact import Artifact, Json
     from delivery.pipeline.keys import Job
     from delivery.pipeline.store import Store
+
+_WORTH_COLLECTING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _run(job: Job, parts: dict[str, Json], store: Store, reporter: Reporter, scr
             "metrics": ctx.metrics,
             "findings": ctx.findings,
         }
-        if "torch" in sys.modules:
+        if time.time() - started > _WORTH_COLLECTING_S:
             gc.collect()  # the next step starts without this one's tensors
         step = type(job.step)
         manifest = Manifest(step.makes, step.name, step.version, job.params(), job.input_digests())

@@ -89,7 +89,9 @@ def judge(
                 job.params(judging=True),
                 {**job.input_digests(), "measurement": measurement.digest},
             )
-            artifact = store.commit(out, manifest, {"stage": job.id, "verdict": report.verdict.value})
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            record = {"stage": job.id, "started_at": now, "verdict": report.verdict.value}
+            artifact = store.commit(out, manifest, record)
             store.remember_key(key, artifact, parts)
         store.remember_key(verdict_key(measurement.digest), artifact, parts)
     return Judged(artifact, report, missing or error_of(job.id, report))
