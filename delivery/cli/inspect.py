@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from delivery.artifact import MANIFEST, Kind
+from delivery.checkpoint import describe
+from delivery.checkpoint.inspect_text import as_lines
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
 from delivery.errors import UsageError, did_you_mean
+from delivery.pipeline.refs import ENGINE_FILE
 
 if TYPE_CHECKING:
     from delivery.artifact import Artifact, Json
@@ -23,17 +28,32 @@ if TYPE_CHECKING:
 @workdir_option
 @pass_session
 def command(session: Session, ref: str, check: str | None, as_json: bool) -> None:
-    """Show the artifact REF (a digest, a path or a tag), or what a check reported about it."""
+    """Show the artifact REF (a digest, a path or a tag), or what a check reported about it.
+
+    REF may be any checkpoint, too: a Hugging Face folder or a GGUF file. Of a checkpoint, its family, size,
+    dtypes, quantisation, context, tokenizer and licence are shown, and which engines load it, or why not.
+    """
     store = session.store
-    artifact = store.resolve(ref)
-    if check is not None:
-        artifact = _report_about(artifact, check, store)
-    facts = _facts(artifact, store)
-    if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
-    for line in _lines(facts):
+    if check is None and (checkpoint := _foreign(ref)) is not None:
+        facts = describe(checkpoint)
+        lines = as_lines(facts)
+    else:
+        artifact = store.resolve(ref)
+        if check is not None:
+            artifact = _report_about(artifact, check, store)
+        facts = _facts(artifact, store)
+        lines = _lines(facts)
+    for line in [json.dumps(facts, ensure_ascii=False)] if as_json else lines:
         click.echo(line)
+
+
+def _foreign(ref: str) -> Path | None:
+    """The checkpoint that a path names, if deliver did not make it: it is described, not hashed."""
+    path = Path(ref).expanduser()
+    if path.is_file():
+        return path
+    known = path.is_dir() and any((path / name).is_file() for name in (MANIFEST, ENGINE_FILE))
+    return path if path.is_dir() and not known else None
 
 
 def _facts(artifact: Artifact, store: Store) -> dict[str, Json]:
@@ -47,6 +67,8 @@ def _facts(artifact: Artifact, store: Store) -> dict[str, Json]:
         "tags": [name for name, digest in store.tags().items() if digest == artifact.digest],
         "run": record,
     }
+    if artifact.kind == Kind.CHECKPOINT and artifact.file("config.json").is_file():
+        facts["checkpoint"] = describe(artifact.path)
     report = _report(artifact)
     if report is not None:
         facts["report"] = report.to_json()
@@ -91,7 +113,8 @@ def _report_about(artifact: Artifact, check: str, store: Store) -> Artifact:
 
 def _lines(facts: dict[str, Json]) -> list[str]:
     from delivery.pipeline.refs import short
-    from delivery.pipeline.result import amount, size
+    from delivery.pipeline.result import size
+    from delivery.report.words import amount
 
     lines = [
         f"{facts['kind']} {short(facts['artifact'])}  {' '.join(facts['tags'])}".rstrip(),
@@ -100,6 +123,7 @@ def _lines(facts: dict[str, Json]) -> list[str]:
         f"files:   {len(facts['files'])}, {size(facts['size_bytes'])}",
     ]
     lines += [f"  {f['path']}  {size(f['size_bytes'])}" for f in facts["files"]]
+    lines += as_lines(facts["checkpoint"]) if "checkpoint" in facts else []
     lines += ["params:", *(f"  {k}: {v}" for k, v in facts["params"].items())] if facts["params"] else []
     if facts["inputs"]:
         lines += ["made from:"]
@@ -116,7 +140,7 @@ def _lines(facts: dict[str, Json]) -> list[str]:
 
 
 def _report_lines(report: dict[str, Json]) -> list[str]:
-    from delivery.pipeline.result import amount
+    from delivery.report.words import amount
 
     lines = [f"verdict: {report['verdict']}"]
     for m in report["metrics"]:

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from delivery.report.words import amount
+
 if TYPE_CHECKING:
     from delivery.steps.step import Task
 
@@ -24,6 +26,13 @@ def display(stream: TextIO | None = None) -> Display:
     """Bars where `stream` (default stderr) is a terminal, plain lines otherwise."""
     stream = stream or sys.stderr
     return Bars(stream) if stream.isatty() else Lines(stream)
+
+
+def counted(done: float, total: float, unit: str) -> str:
+    """How far a task is: '3/30 layers', '1.5 MiB of 256 MiB'; without a total (0) only what is done."""
+    if unit == "bytes":
+        return f"{amount(done, unit)} of {amount(total, unit)}" if total else amount(done, unit)
+    return f"{done:g}/{total:g} {unit}" if total else f"{done:g} {unit}"
 
 
 class Lines:
@@ -66,8 +75,8 @@ class _LineTask:
 
     def _show(self, now: float) -> None:
         self._shown = now
-        total = f"/{self._total:g}" if self._total else ""
-        self._lines.line(f"  {self._title}: {self._done:g}{total} {self._unit}, {now - self._started:.0f} s")
+        done = counted(self._done, self._total, self._unit)
+        self._lines.line(f"  {self._title}: {done}, {now - self._started:.0f} s")
 
 
 class Bars:
@@ -75,13 +84,12 @@ class Bars:
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            TextColumn("{task.fields[counted]}"),
             TimeElapsedColumn(),
             console=Console(file=stream),
             transient=True,
@@ -101,10 +109,10 @@ class Bars:
         if self._tasks == 0:
             self._progress.start()
         self._tasks += 1
-        return self._progress.add_task(title, total=total or None, unit=unit)
+        return self._progress.add_task(title, total=total or None, counted=counted(0, total, unit))
 
-    def move_bar(self, bar: Any, amount: float) -> None:
-        self._progress.advance(bar, amount)
+    def move_bar(self, bar: Any, done: float, text: str) -> None:
+        self._progress.update(bar, completed=done, counted=text)
 
     def close_bar(self, bar: Any) -> None:
         self._progress.remove_task(bar)
@@ -115,7 +123,8 @@ class Bars:
 
 class _BarTask:
     def __init__(self, bars: Bars, title: str, total: float, unit: str) -> None:
-        self._bars, self._title = bars, title
+        self._bars, self._title, self._total, self._unit = bars, title, total, unit
+        self._done = 0.0
         self._bar = bars.open_bar(title, total, unit)
 
     def __enter__(self) -> _BarTask:
@@ -125,7 +134,8 @@ class _BarTask:
         self._bars.close_bar(self._bar)
 
     def advance(self, amount: float = 1) -> None:
-        self._bars.move_bar(self._bar, amount)
+        self._done += amount
+        self._bars.move_bar(self._bar, self._done, counted(self._done, self._total, self._unit))
 
     def note(self, text: str) -> None:
         self._bars.line(f"  {self._title}: {text}")

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 MIN_PREFIX = 4
 SHORT = 12
 _EXTERNAL = "external"
+ENGINE_FILE = "engine.json"
 # The file that tells a plain folder's kind, for folders that deliver did not make. First match counts.
-_MARKS = (("engine.json", Kind.ENGINE), ("config.json", Kind.CHECKPOINT))
+_MARKS = ((ENGINE_FILE, Kind.ENGINE), ("config.json", Kind.CHECKPOINT))
 
 
 def short(digest: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from delivery.artifact import Kind
 from delivery.gate.report import Verdict
 from delivery.pipeline.refs import short
+from delivery.report.words import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,20 +118,8 @@ def table(result: RunResult) -> str:
 
 
 def size(size_bytes: int | None) -> str:
-    """Bytes for people: '1.2 GB'; '' for None."""
-    if size_bytes is None:
-        return ""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
-def amount(value: float, unit: str) -> str:
-    """A measured value for people, bytes in a readable unit."""
-    return size(int(value)) if unit == "bytes" else f"{value:.4g} {unit}".rstrip()
+    """Bytes for people: '1.2 GiB'; '' for None."""
+    return "" if size_bytes is None else amount(size_bytes, "bytes")
 
 
 def _measured(step: StageResult) -> list[str]:

@@ -54,11 +54,11 @@ class Convert:
             path = self._model().fetch(task.note)
             task.advance()
         source = self._open(path)
-        with ctx.progress("convert", source.size_bytes, "B") as task:
+        with ctx.progress("convert", source.size_bytes, "bytes") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
         for note in source.notes:
             ctx.finding("info", note)
-        ctx.metric("weights_bytes", done["bytes"], "B", "lower")
+        ctx.metric("weights_bytes", done["bytes"], "bytes", "lower")
 
     def external(self) -> Mapping[str, str]:
         return self._model().digests()

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
-from delivery.artifact import read_artifact
+from delivery.artifact import Kind, Manifest, hash_tree, read_artifact, write_manifest
 
 
 @pytest.fixture
@@ -125,3 +126,22 @@ def test_an_exported_artifact_knows_its_twin(deliver, ran, tmp_path):
     deliver("assemble", "--checkpoint", ran["shrink"], "--out", "e")
     assert read_artifact(tmp_path / "e").digest == ran["assemble"]
     assert deliver("tag", "t", "e")[0] == 0
+
+
+def test_inspect_describes_a_checkpoint_of_any_origin(deliver, tiny_checkpoint, tmp_path):
+    shown = json.loads(deliver("inspect", str(tiny_checkpoint), "--json")[1])
+    assert (shown["family"], shown["format"]) == ("llama", "safetensors")
+    assert shown["engines"]["deliver"]["loads"] is True
+    out = deliver("inspect", str(tiny_checkpoint))[1]
+    assert "LlamaForCausalLM (llama)" in out
+    assert "loads in:" in out
+    code, _, err = deliver("inspect", str(tmp_path / "nowhere"))
+    assert (code, "nowhere" in err) == (2, True)
+
+
+def test_inspect_describes_a_checkpoint_that_deliver_made(deliver, tiny_checkpoint, tmp_path):
+    made = shutil.copytree(tiny_checkpoint, tmp_path / "made")
+    write_manifest(made, Manifest(Kind.CHECKPOINT, "convert", 1, files=hash_tree(made)))
+    out = deliver("inspect", "made")[1]
+    assert "made by: convert (version 1)" in out
+    assert "LlamaForCausalLM (llama)" in out

@@ -62,9 +62,9 @@ def test_a_terminal_gets_bars():
 
 def test_amounts_for_people():
     assert [size(n) for n in (None, 0, 999, 1000, 1_234_567, 5_000_000_000, 7e15)] == [
-        "", "0 B", "999 B", "1 kB", "1.23 MB", "5 GB", "7e+03 TB",
+        "", "0 B", "999 B", "1,000 B", "1.177 MiB", "4.657 GiB", "6,366 TiB",
     ]  # fmt: skip
-    assert amount(1234567, "bytes") == "1.23 MB"
+    assert amount(1234567, "bytes") == "1.177 MiB"
     assert amount(0.123456, "ms") == "0.1235 ms"
 
 
