@@ -21,6 +21,21 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
+TIED = {"tie_word_embeddings": True}
+CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+GEMMA3 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6, **TIED}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+    "sliding_attention": PLAIN,
+}
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 64,
@@ -47,12 +62,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 7}),
+    "phi4-partial": ("Phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, **TIED}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    "gemma": ("Gemma", {"head_dim": 24, **TIED}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6, **CAPS, **TIED}),
+    "gemma3": ("Gemma3", {**GEMMA3, "num_hidden_layers": 7}),
+    "gemma3-linear": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPE}),
+    "glm": ("Glm", {"head_dim": 24, "attention_bias": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": False}),
 }
 
 
 def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
     family, options = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **options, **changes})
+    made = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = made(**{**SIZES, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

@@ -67,6 +67,10 @@ class CpuNorm:
         """What kernels multiply by; the 1 of 1 + weight is in it already."""
         return self.effective[: self.size]
 
+    @property
+    def plus_one(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class CpuGated:

@@ -57,9 +57,10 @@ class PagedAttention:
         cache, inputs = self._cache.layers[layer], self._inputs
         assert cache is not None
         cos, sin = self._rotary[self._which(layer)]
-        head_norms = (None, None)
+        head_norms, plus_one = (None, None), False
         if config.qk_norm:
             head_norms = (norms["q_norm"].weight, norms["k_norm"].weight)
+            plus_one = norms["q_norm"].plus_one
         q, k = OPS["rope_cache_write"](
             q,
             k,
@@ -74,7 +75,7 @@ class PagedAttention:
             False,
             *head_norms,
             config.rms_eps,
-            config.norm_plus_one,
+            plus_one,
         )
         out: torch.Tensor = OPS["paged_attention"](
             q,

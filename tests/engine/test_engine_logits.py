@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 from tiny_families import MODELS, build
 
+from delivery.checkpoint.convert import convert, open_source
 from delivery.engine import LLM, SamplingParams
 
 PROMPT_LENGTHS = (1, 7, 8, 9, 33)
@@ -17,8 +19,11 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 def save(name: str, directory: Path, **changes: Any) -> transformers.PreTrainedModel:
+    """The model as a published checkpoint would be, converted into `directory`."""
     model = build(name, **changes)
-    model.save_pretrained(directory)
+    with tempfile.TemporaryDirectory() as source:
+        model.save_pretrained(source)
+        convert(open_source(Path(source)), directory, 10**9, lambda done: None)
     return model
 
 
@@ -50,6 +55,16 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     for prompt, made in zip(prompts(), completions, strict=True):
         assert_greedy(model, prompt, made.token_ids)
         assert made.finish_reason == "length"
+
+
+def test_longrope_changes_its_factors_while_a_request_runs(tmp_path: Path) -> None:
+    model = save("phi3-longrope", tmp_path)
+    prompt = prompts((28,))[0]
+    with LLM(tmp_path, block_size=8, max_num_batched_tokens=16) as llm:
+        made = llm.generate([prompt], GREEDY)[0].token_ids
+    with torch.no_grad():
+        theirs = [model(torch.tensor([prompt + made[:i]])).logits[0, -1].argmax() for i in range(12)]
+    assert made == [int(token) for token in theirs]
 
 
 @pytest.fixture(scope="module")

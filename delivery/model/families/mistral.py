@@ -8,14 +8,7 @@ from delivery.model.families.family import Family, HfConfig
 
 
 def config(hf: HfConfig) -> ModelConfig:
-    window = hf.get("sliding_window", 4096)
-    layers = reading.need_int(hf, "num_hidden_layers")
-    return reading.decoder(
-        hf,
-        "mistral",
-        sliding_window=window,
-        layer_types=("full_attention" if window is None else "sliding_attention",) * layers,
-    )
+    return reading.decoder(hf, "mistral", **reading.one_window(hf, 4096))
 
 
 FAMILY = Family(

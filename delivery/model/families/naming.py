@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from delivery.model.config import ModelConfig
 from delivery.model.families.family import Part
 
@@ -9,17 +11,31 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def attention(layer: int, at: str = "self_attn") -> dict[str, Part]:
-    return {name: Part(f"layers.{layer}.{at}.{name}") for name in ATTENTION}
+def attention(config: ModelConfig, layer: int, at: str = "self_attn") -> dict[str, Part]:
+    """q, k, v and o; rows of q and k in half-split order whatever pairs the rotary takes."""
+    parts = {name: Part(f"layers.{layer}.{at}.{name}") for name in ATTENTION}
+    if config.rope.interleaved:
+        for name, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):
+            parts[name] = replace(parts[name], rows=half_split(config, heads))
+    return parts
+
+
+def half_split(config: ModelConfig, heads: int) -> tuple[range, ...]:
+    """Rows of `heads` heads whose rotary pairs neighbours (GLM): even features, odd ones, the rest."""
+    rows: list[range] = []
+    for start in range(0, heads * config.head_dim, config.head_dim):
+        turned = start + config.rope.rotary_dim
+        rows += [range(start, turned, 2), range(start + 1, turned, 2), range(turned, start + config.head_dim)]
+    return tuple(rows)
 
 
 def mlp(layer: int, at: str = "mlp") -> dict[str, Part]:
     return {name: Part(f"layers.{layer}.{at}.{name}") for name in MLP}
 
 
-def linears(_config: ModelConfig, layer: int) -> dict[str, Part]:
+def linears(config: ModelConfig, layer: int) -> dict[str, Part]:
     """Separate q, k, v, o and gate, up, down."""
-    return {**attention(layer), **mlp(layer)}
+    return {**attention(config, layer), **mlp(layer)}
 
 
 def norms(config: ModelConfig, layer: int) -> dict[str, str]:

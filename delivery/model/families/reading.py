@@ -60,10 +60,20 @@ def token_ids(value: object) -> tuple[int, ...]:
     return tuple(int(v) for v in value) if isinstance(value, list | tuple) else ()
 
 
-def rope(hf: HfConfig, dim: int, *, kind: str | None = None, theta: float = 10000.0) -> RopeSpec:
+def rope(
+    hf: HfConfig,
+    dim: int,
+    *,
+    kind: str | None = None,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    renamed: Mapping[str, str] | None = None,
+) -> RopeSpec:
     """The rotary settings: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling`.
 
-    kind: the layer type, for configs that hold one mapping per type.
+    dim: features of a head. kind: the layer type, for configs that hold one mapping per type. theta, partial:
+    what the family means where its config is silent. renamed: other names that its configs give to kinds.
     """
     stated = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(stated, Mapping):
@@ -72,14 +82,14 @@ def rope(hf: HfConfig, dim: int, *, kind: str | None = None, theta: float = 1000
     if kind is not None and isinstance(settings.get(kind), Mapping):
         settings = dict(settings[kind])
     base = float(settings.pop("rope_theta", None) or hf.get("rope_theta") or theta)
-    partial = settings.pop("partial_rotary_factor", None) or hf.get("partial_rotary_factor") or 1.0
+    share = settings.pop("partial_rotary_factor", None) or hf.get("partial_rotary_factor") or partial
+    rotary_dim = int(dim * share)
     name = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
+    name = (renamed or {}).get(name, name)
     if name in ("default", "mrope"):
         # Multimodal rotary gives text tokens the same position in every section: plain rotary.
-        return RopeSpec(base, int(dim * partial))
-    if name == "su":
-        name = "longrope"  # Phi-3's first name for it
+        return RopeSpec(base, rotary_dim, interleaved=interleaved)
     settings["rope_type"] = name
     original = settings.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings")
     maximum = hf.get("max_position_embeddings")
@@ -88,7 +98,7 @@ def rope(hf: HfConfig, dim: int, *, kind: str | None = None, theta: float = 1000
     settings["original_max_position_embeddings"] = original
     if settings.get("factor") is None and original and maximum:
         settings["factor"] = maximum / original
-    return RopeSpec(base, int(dim * partial), settings)
+    return RopeSpec(base, rotary_dim, settings, interleaved)
 
 
 def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
@@ -126,6 +136,13 @@ def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
             f"num_key_value_heads {config.num_kv_heads}",
         )
     return config
+
+
+def one_window(hf: HfConfig, default: int | None = None) -> dict[str, Any]:
+    """`sliding_window` in every layer where it is a number, in none where it is null."""
+    window = hf.get("sliding_window", default)
+    kind: LayerType = "full_attention" if window is None else "sliding_attention"
+    return {"sliding_window": window, "layer_types": (kind,) * need_int(hf, "num_hidden_layers")}
 
 
 def layer_types(hf: HfConfig, default: tuple[LayerType, ...]) -> tuple[LayerType, ...]:
