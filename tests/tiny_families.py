@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -36,6 +37,7 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": PLAIN,
 }
+QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [0]}
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 64,
@@ -72,6 +74,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-linear": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPE}),
     "glm": ("Glm", {"head_dim": 24, "attention_bias": True}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": False}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 40}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2}),
 }
 
 
@@ -91,6 +96,7 @@ def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
 
 
 def tensors(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What a checkpoint of the model would hold: a tied head is stored once."""
+    """What a published checkpoint of the model holds: experts apart, a tied head once."""
     tied = model.config.tie_word_embeddings
-    return {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    stored = revert_weight_conversion(model, model.state_dict())
+    return {k: v for k, v in stored.items() if not (tied and k == "lm_head.weight")}

@@ -12,6 +12,7 @@ import torch
 
 from delivery.checkpoint import Checkpoint, Tokenizer
 from delivery.device import resolve_device
+from delivery.engine import graphs
 from delivery.engine.directory import check_fingerprint, is_engine, read_about, read_engine
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
@@ -170,6 +171,8 @@ def device_forms(device: str, dtype: torch.dtype) -> Forms:
 def recorded(runner: ModelRunner, sequences: int) -> Recorded | None:
     """Decode steps recorded for the runner's device; None where the model's cannot be."""
     if runner.device.type == "cuda":
+        if graphs.why_not(runner.model) is not None:
+            return None
         return CudaGraphs(runner, decode_sizes(sequences))
     from delivery.engine import cpu_decode
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from delivery.engine.forms_experts import ExpertLayers, StackedExperts
 from delivery.engine.merging import merge
 from delivery.model.config import ModelConfig
 from delivery.model.decoder import QKV, embed, final_logits
@@ -31,6 +32,10 @@ class Forms(Protocol):
         ...
 
     def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None: ...
+
+    def experts(self, config: ModelConfig, experts: Sequence[ExpertLayers]) -> StackedExperts | None:
+        """All experts of a block as one; None where the device runs them one by one."""
+        ...
 
     def table(self, table: torch.Tensor) -> torch.Tensor:
         """The embedding table as it is kept."""
@@ -102,6 +107,11 @@ def load_model(
 def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWeights:
     """A block in the device's forms: products of layers that read the same input, norms that feed them."""
     linears = {name: layer for name, layer in weights.linears.items() if isinstance(layer, Linear)}
+    count = config.moe.num_experts if config.moe is not None and "router" in linears else 0
+    apart = [_expert(linears, index) for index in range(count)]
+    experts = forms.experts(config, apart) if apart else None
+    if experts is not None:
+        linears = {name: layer for name, layer in linears.items() if not name.startswith("experts.")}
     products: dict[tuple[str, ...], Fused] = {}
     for names in _groups(linears):
         merged = merge([linears[name] for name in names])
@@ -111,7 +121,12 @@ def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWe
     runs = {name: forms.linear(layer) for name, layer in linears.items() if name not in joined}
     norms = {name: forms.norm(norm, _fed_by(name, products, runs)) for name, norm in weights.norms.items()}
     gated = forms.gated(config, runs.get("down_proj"))
-    return replace(weights, linears=runs, norms=norms, products=products, gated=gated)
+    return replace(weights, linears=runs, norms=norms, products=products, gated=gated, experts=experts)
+
+
+def _expert(linears: dict[str, Linear], index: int) -> ExpertLayers:
+    gate, up, down = (linears[f"experts.{index}.{name}"] for name in ("gate_proj", "up_proj", "down_proj"))
+    return gate, up, down
 
 
 def _groups(linears: dict[str, Linear]) -> list[tuple[str, ...]]:

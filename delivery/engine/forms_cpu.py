@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from delivery.engine.cpu_record import Buffer
 from delivery.engine.engine_model import Run
+from delivery.engine.forms_experts import ExpertLayers, StackedExperts
 from delivery.engine.forms_torch import TorchForms
 from delivery.kernels.cpu.layer import linear, padded
 from delivery.kernels.cpu.pack import PackedCpu, pack, why_not_pack
@@ -105,6 +106,9 @@ class CpuForms:
 
     def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None:
         return CpuGated(config.activation)
+
+    def experts(self, config: ModelConfig, experts: Sequence[ExpertLayers]) -> StackedExperts | None:
+        return None
 
     def table(self, table: torch.Tensor) -> torch.Tensor:
         """Rows of whole chunks, as a tied head has them too."""

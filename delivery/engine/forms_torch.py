@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from delivery.engine.engine_model import Run
+from delivery.engine.forms_experts import ExpertLayers, StackedExperts
 from delivery.model.config import ModelConfig
 from delivery.model.weights import GatedActivation, Linear, Norm, fake_quantize
 from delivery.qtensor import QTensor
@@ -47,6 +48,9 @@ class TorchForms:
         return Norm(norm.name, norm.weight.float(), norm.eps, norm.plus_one)
 
     def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None:
+        return None
+
+    def experts(self, config: ModelConfig, experts: Sequence[ExpertLayers]) -> StackedExperts | None:
         return None
 
     def table(self, table: torch.Tensor) -> torch.Tensor:

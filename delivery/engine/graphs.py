@@ -10,9 +10,17 @@ import torch
 from delivery.engine.paged import StepInputs
 
 if TYPE_CHECKING:
+    from delivery.engine.engine_model import EngineModel
     from delivery.engine.runner import ModelRunner
 
 _WARM_UPS = 2
+
+
+def why_not(model: EngineModel) -> str | None:
+    """Why a model's decode steps cannot be recorded."""
+    if any("router" in block.linears and block.experts is None for block in model.blocks):
+        return "quantised experts run one by one, as the routing falls"
+    return None
 
 
 def decode_sizes(most: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from delivery.model.attention import Mixer
-from delivery.model.config import ModelConfig
+from delivery.model.config import ModelConfig, MoESpec
 from delivery.model.weights import Activation, BlockWeights, Projection
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -51,7 +51,10 @@ def stream(
     if config.sandwich_norms:
         mixed = norms["post_attention_norm"](mixed)
     x, residual = _normed(norms["pre_mlp_norm"], residual, mixed)
-    out = _mlp(config, weights, "", x)
+    if config.moe is not None and layer in config.moe.layers:
+        out = _experts(config, config.moe, weights, x)
+    else:
+        out = _mlp(config, weights, "", x)
     return residual, norms["post_mlp_norm"](out) if config.sandwich_norms else out
 
 
@@ -83,6 +86,41 @@ def _mlp(config: ModelConfig, weights: BlockWeights, prefix: str, x: Activation)
     both = weights.project((f"{prefix}gate_proj", f"{prefix}up_proj"), x)
     inner = gated(config.activation, both) if weights.gated is None else weights.gated(both)
     return weights.linears[f"{prefix}down_proj"](inner)
+
+
+def _experts(config: ModelConfig, moe: MoESpec, weights: BlockWeights, x: torch.Tensor) -> torch.Tensor:
+    """Each token through the experts that the router chose for it, and through the one that all share."""
+    scores = torch.softmax(weights.linears["router"](x), dim=-1, dtype=wide(x.dtype))
+    share, chosen = scores.topk(moe.experts_per_token, dim=-1)
+    if moe.normalize_topk:
+        share = share / share.sum(-1, keepdim=True)
+    if weights.experts is not None:
+        out = weights.experts(x, share, chosen)
+    else:
+        out = _routed(config, weights, x, share, chosen)
+    if moe.shared_intermediate_size:
+        shared = _mlp(config, weights, "shared_expert.", x)
+        if moe.shared_expert_gate:
+            shared = torch.sigmoid(weights.linears["shared_expert_gate"](x)) * shared
+        out = out + shared
+    return out
+
+
+def _routed(
+    config: ModelConfig, weights: BlockWeights, x: torch.Tensor, share: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """x [T, H] through experts `chosen` int64 [T, k], weighted by `share` [T, k]: expert by expert."""
+    out = torch.zeros_like(x, dtype=share.dtype)
+    for expert in chosen.unique().tolist():
+        token, choice = (chosen == expert).nonzero(as_tuple=True)
+        made = _mlp(config, weights, f"experts.{expert}.", x[token])
+        out = out.index_add(0, token, share[token, choice, None] * made)
+    return out.to(x.dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 for that: what sums over many values are formed in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def gated(activation: str, both: Projection) -> torch.Tensor:

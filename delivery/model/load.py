@@ -78,7 +78,10 @@ def load_block(
     root = find_root(source, family)
     reader = _Reader(source, root, device, dtype)
     return BlockWeights(
-        linears={name: reader.linear(part) for name, part in family.linears(config, layer).items()},
+        linears={
+            name: reader.linear(stored_part(source, root, part))
+            for name, part in family.linears(config, layer).items()
+        },
         norms={
             name: reader.norm(f"{root}.{stored}", config.rms_eps, config.norm_plus_one)
             for name, stored in family.norms(config, layer).items()
@@ -125,6 +128,15 @@ def find_root(source: WeightSource, family: Family) -> str:
     )
 
 
+def stored_part(source: WeightSource, root: str, part: Part) -> Part:
+    """The part, or its alternative where only that is stored."""
+    other = part.alternative
+    if other is None or _holds(source, f"{root}.{part.prefix}"):
+        return part
+    there = f"{root}.{other.prefix}"
+    return other if source.has(there) or _holds(source, there) else part
+
+
 _SUFFIXES = ("weight", "qweight", "weight_packed")
 
 
@@ -148,8 +160,7 @@ class _Reader:
     def linear(self, part: Part) -> Linear:
         prefix = f"{self.root}.{part.prefix}"
         if part.expert is not None:
-            stacked = self.tensor(prefix)[part.expert]
-            weight: torch.Tensor | QTensor = stacked.T.contiguous() if part.transposed else stacked
+            weight: torch.Tensor | QTensor = self.of_stack(prefix, part.expert, part.transposed)
         else:
             weight = self.weight(prefix)
         bias = None if part.expert is not None else self.bias(prefix)
@@ -168,6 +179,16 @@ class _Reader:
             cast = isinstance(weight, torch.Tensor) and self.dtype is not None
             self.read[prefix] = weight.to(self.dtype) if cast else weight  # type: ignore[arg-type]
         return self.read[prefix]
+
+    def of_stack(self, name: str, expert: int, transposed: bool) -> torch.Tensor:
+        if name not in self.read:
+            if not self.source.has(name):
+                raise _missing(name)
+            self.read[name] = self.source.tensor(name, self.device)
+        stack = self.read[name]
+        assert isinstance(stack, torch.Tensor)
+        one = stack[expert].T.contiguous() if transposed else stack[expert]
+        return one if self.dtype is None else one.to(self.dtype)
 
     def bias(self, prefix: str) -> torch.Tensor | None:
         return self.tensor(f"{prefix}.bias") if self.source.has(f"{prefix}.bias") else None

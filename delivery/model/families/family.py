@@ -31,6 +31,9 @@ class Part:
     rows: tuple[range, ...] | None = None
     expert: int | None = None
     transposed: bool = False
+    alternative: Part | None = None
+    """Where the weight is when nothing is stored under `prefix`: publishers store experts one by one, or
+    all of a layer in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)

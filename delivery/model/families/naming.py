@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from delivery.model.config import ModelConfig
+from delivery.model.config import ModelConfig, MoESpec
 from delivery.model.families.family import Part
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -36,6 +37,44 @@ def mlp(layer: int, at: str = "mlp") -> dict[str, Part]:
 def linears(config: ModelConfig, layer: int) -> dict[str, Part]:
     """Separate q, k, v, o and gate, up, down."""
     return {**attention(config, layer), **mlp(layer)}
+
+
+def experts(
+    moe: MoESpec, at: str, names: Mapping[str, str] | None = None, router: str = "gate"
+) -> dict[str, Part]:
+    """The router and every expert at the prefix `at`; expert layers may have other `names`.
+
+    An expert's layers stand alone, or in tensors of all experts: gate and up joined, and down.
+    """
+    parts = {"router": Part(f"{at}.{router}")}
+    size = moe.intermediate_size
+    rows = {"gate_proj": (range(size),), "up_proj": (range(size, 2 * size),)}
+    for expert in range(moe.num_experts):
+        for name in MLP:
+            stack = f"{at}.experts.{'gate_up_proj' if name in rows else 'down_proj'}"
+            parts[f"experts.{expert}.{name}"] = Part(
+                f"{at}.experts.{expert}.{(names or {}).get(name, name)}",
+                alternative=Part(stack, rows.get(name), expert),
+            )
+    return parts
+
+
+def mixed_mlp(config: ModelConfig, layer: int) -> dict[str, Part]:
+    """Qwen's MLP: dense, or experts with those that all tokens share, as the config says of the layer."""
+    at = f"layers.{layer}.mlp"
+    if config.moe is None or layer not in config.moe.layers:
+        return mlp(layer)
+    parts = experts(config.moe, at)
+    if config.moe.shared_intermediate_size:
+        parts |= {f"shared_expert.{name}": Part(f"{at}.shared_expert.{name}") for name in MLP}
+    if config.moe.shared_expert_gate:
+        parts["shared_expert_gate"] = Part(f"{at}.shared_expert_gate")
+    return parts
+
+
+def mixed_linears(config: ModelConfig, layer: int) -> dict[str, Part]:
+    """Separate q, k, v and o; an MLP as `mixed_mlp` has it."""
+    return {**attention(config, layer), **mixed_mlp(config, layer)}
 
 
 def norms(config: ModelConfig, layer: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from delivery.errors import DataError
-from delivery.model.config import LayerType, ModelConfig, RopeSpec
+from delivery.model.config import LayerType, ModelConfig, MoESpec, RopeSpec
 from delivery.model.families.family import HfConfig
 
 _ACTIVATIONS = {
@@ -136,6 +136,25 @@ def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
             f"num_key_value_heads {config.num_kv_heads}",
         )
     return config
+
+
+def experts(hf: HfConfig, *, shared: bool) -> MoESpec:
+    """Qwen's mixture of experts: which layers have it, how the router's shares are scaled.
+
+    shared: whether the family has an expert that all tokens pass.
+    """
+    dense = hf.get("mlp_only_layers") or ()
+    step = optional_int(hf, "decoder_sparse_step", 1)
+    layers = range(need_int(hf, "num_hidden_layers"))
+    return MoESpec(
+        num_experts=need_int(hf, "num_experts" if "num_experts" in hf else "num_local_experts"),
+        experts_per_token=need_int(hf, "num_experts_per_tok"),
+        intermediate_size=need_int(hf, "moe_intermediate_size"),
+        normalize_topk=bool(hf.get("norm_topk_prob", False)),
+        shared_intermediate_size=need_int(hf, "shared_expert_intermediate_size") if shared else 0,
+        shared_expert_gate=shared,
+        layers=tuple(i for i in layers if i not in dense and (i + 1) % step == 0),
+    )
 
 
 def one_window(hf: HfConfig, default: int | None = None) -> dict[str, Any]:
