@@ -1,5 +1,6 @@
 """The whole engine on a GPU, in the protocol of the anchors: an 8B Llama of random weights, prompts of
-1,024 tokens, 128 new tokens, greedy, no prefix cache; TPOT = (total − prefill) / 127.
+1,024 tokens, 128 new tokens, greedy, no prefix cache; TPOT = (total − prefill) / 127. No waiting for requests
+to join a batch (`wait_time_ms`), which the anchors do not have either.
 
     python benchmarks/gpu_engine.py [bf16 w4a16 int8 fp8] [--batches 1,16,64,256]
 """
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as record
 
 from delivery.engine import assemble as assembling
 from delivery.engine import core
@@ -114,7 +117,9 @@ def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.Eng
     core.assemble = make
     try:
         with tempfile.TemporaryDirectory() as empty:
-            return core.EngineCore(Path(empty), device="cuda", prefix_cache=False, **options)
+            return core.EngineCore(
+                Path(empty), device="cuda", prefix_cache=False, wait_time_ms=0.0, **options
+            )
     finally:
         core.assemble = original
 
@@ -169,7 +174,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="*", default=["bf16", "w4a16", "int8", "fp8"])
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--profile", action="store_true", help="print the kernels of some decode steps")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
@@ -207,21 +212,29 @@ def main() -> None:
 
 
 def profile(engine: core.EngineCore) -> None:
-    """Host time by function of one prompt; device time by kernel over some steps at batch 1 and 64."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
+    """Device time by kernel of eight prompts; host time by function of the same; one layer of a decode step
+    at batch 1, kernel by kernel, with the time at which each starts and ends."""
+    prompts = [[7] * PROMPT_TOKENS for _ in range(8)]
+    with record(activities=[ProfilerActivity.CUDA]) as seen:
+        generate(engine, prompts, 1)
+    print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=50))
     host = cProfile.Profile()
     host.enable()
     for _ in range(4):
-        generate(engine, [[7] * PROMPT_TOKENS], 1)
+        generate(engine, prompts, 1)
     host.disable()
-    pstats.Stats(host).sort_stats("tottime").print_stats(25)
+    pstats.Stats(host).sort_stats("tottime").print_stats(28)
     for batch in (1, 64):
-        prompts = [[7] * PROMPT_TOKENS for _ in range(batch)]
-        with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-            generate(engine, prompts, 16)
-        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=60))
+        with record(activities=[ProfilerActivity.CUDA]) as seen:
+            generate(engine, [[7] * PROMPT_TOKENS for _ in range(batch)], 8)
+        kernels = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        kernels.sort(key=lambda e: e.time_range.start)
+        middle = len(kernels) - 150
+        begin = kernels[middle].time_range.start
+        print(f"batch {batch}: start, end, duration in us of kernels in a row")
+        for e in (*kernels[middle : middle + 21], *kernels[-24:]):
+            at = e.time_range
+            print(f"{at.start - begin:9.1f} {at.end - begin:9.1f} {at.end - at.start:7.1f}  {e.name[:70]}")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ from delivery.engine.directory import check_fingerprint, is_engine, read_about, 
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
-from delivery.engine.graphs import CudaGraphs, decode_sizes
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need
 from delivery.engine.options import EngineOptions
-from delivery.engine.runner import ModelRunner, Recorded
+from delivery.engine.runner import ModelRunner
 from delivery.errors import DataError, UsageError
 from delivery.kernels.kv_layout import kv_layout
 from delivery.model.config import ModelConfig
@@ -100,7 +99,7 @@ def around(model: EngineModel, options: EngineOptions, device: str, tokenizer: T
         seed=options.seed,
     )
     if options.graphs:
-        runner.recorded = recorded(runner, options.sequences(device))
+        record(runner, options.batched_tokens(device), options.sequences(device))
     eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     return Assembled(config, runner, made, tokenizer, tuple(eos), device)
 
@@ -119,15 +118,18 @@ def memory_plan(
         )
     sequences = options.sequences(device)
     length = asked or config.max_position
+    tokens = options.batched_tokens(device)
+    recorded = device == "cuda" and options.graphs
     wanted = need(
         config,
         weights_bytes=weights_bytes,
         block_size=options.block_size,
         token_head_bytes=kv_layout(options.kv).token_head_bytes(config.head_dim, dtype),
-        tokens=options.batched_tokens(device),
+        tokens=tokens,
         sequences=sequences,
         max_model_len=length,
         item_bytes=dtype.itemsize,
+        graph_bytes=graphs.recorded_bytes(config, tokens, dtype.itemsize) if recorded else 0,
     )
     available = free_memory(device) + weights_bytes
     share = options.cache_max_entry_count
@@ -168,17 +170,18 @@ def device_forms(device: str, dtype: torch.dtype) -> Forms:
     return CpuForms()
 
 
-def recorded(runner: ModelRunner, sequences: int) -> Recorded | None:
-    """Decode steps recorded for the runner's device; None where the model's cannot be."""
+def record(runner: ModelRunner, tokens: int, sequences: int) -> None:
+    """Give the runner recorded steps, of the kinds that its device and its model allow."""
     if runner.device.type == "cuda":
-        if graphs.why_not(runner.model) is not None:
-            return None
-        return CudaGraphs(runner, decode_sizes(sequences))
+        if graphs.why_not(runner.model) is None:
+            shapes = graphs.mixed_shapes(tokens, sequences)
+            recorded = graphs.CudaGraphs(runner, graphs.decode_sizes(sequences), shapes)
+            runner.recorded, runner.mixed = recorded, recorded
+        return
     from delivery.engine import cpu_decode
 
     if cpu_decode.why_not(runner.model, runner.cache) is None:
-        return cpu_decode.CpuDecode(runner.model, runner.cache, runner.rotary, runner.stage)
-    return None
+        runner.recorded = cpu_decode.CpuDecode(runner.model, runner.cache, runner.rotary, runner.stage)
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:

@@ -9,13 +9,13 @@ import torch
 from delivery.engine.cpu_record import RecordedAttention, Recorder
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.forms_cpu import CpuLinear, CpuNorm
-from delivery.engine.inputs import InputStage
+from delivery.engine.inputs import Batch, InputStage, resolved_ids
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.paged import StepInputs
 from delivery.kernels.cpu.ir import LANES
 from delivery.kernels.cpu.layer import crew
 from delivery.kernels.cpu.program import Program
-from delivery.model.decoder import softcap, stream
+from delivery.model.decoder import scale_and_cap, stream
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -34,13 +34,13 @@ class CpuDecode:
     def padded(self, decodes: int) -> int | None:
         return next((size for size in SIZES if decodes <= size <= self._stage.sequences), None)
 
-    def run(self, inputs: StepInputs, token_ids: torch.Tensor) -> torch.Tensor:
+    def run(self, batch: Batch, last_token: torch.Tensor) -> torch.Tensor:
         """Logits [rows, V]; they are overwritten by the next step of the same size."""
-        rows = inputs.context_lens.shape[0]
-        self._token_ids[:rows] = token_ids
-        program, logits = self.program(rows, inputs)
+        rows = batch.token_slots.shape[0]
+        self._token_ids[:rows] = resolved_ids(batch, last_token)
+        program, logits = self.program(rows, batch.inputs)
         crew().run(program)
-        return softcap(self._model.config, logits)
+        return scale_and_cap(self._model.config, logits)
 
     def program(self, rows: int, inputs: StepInputs) -> tuple[Program, torch.Tensor]:
         """The recorded step of a size and where its logits appear."""

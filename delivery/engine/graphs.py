@@ -1,23 +1,30 @@
-"""CUDA graphs of decode steps: a batch of decodes, padded to a recorded size, is one launch."""
+"""CUDA graphs of steps: the decoder blocks of a step, padded to a recorded size, are one launch.
+
+Two kinds. Decodes alone, by batch size. And steps of any mixture of prompts, pieces of prompts and decodes,
+by tokens and sequences, up to a size from which on the card is busy for longer than its host.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from delivery.engine.paged import StepInputs
+from delivery.engine.inputs import Batch, resolved_ids
+from delivery.engine.need import activation_bytes
+from delivery.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from delivery.engine.engine_model import EngineModel
     from delivery.engine.runner import ModelRunner
 
-_WARM_UPS = 2
+MOST_MIXED_TOKENS = 2048
+_FEW_SEQUENCES = 16
 
 
 def why_not(model: EngineModel) -> str | None:
-    """Why a model's decode steps cannot be recorded."""
+    """Why a model's steps cannot be recorded."""
     if any("router" in block.linears and block.experts is None for block in model.blocks):
         return "quantised experts run one by one, as the routing falls"
     return None
@@ -29,42 +36,74 @@ def decode_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-class CudaGraphs:
-    """Recordings of the decoder blocks by batch size, in one memory pool, largest first so that the
-    smaller ones reuse its memory. The final norm and the head run behind the replay."""
+def mixed_shapes(tokens: int, sequences: int) -> list[tuple[int, int]]:
+    """(tokens, sequences) worth a recording, for steps of at most so many of each, in rising order."""
+    most = min(tokens, MOST_MIXED_TOKENS)
+    sizes = [16, 32, 64, *range(128, 1024, 128), *range(1024, MOST_MIXED_TOKENS + 1, 256)]
+    sizes = [size for size in sizes if size < most] + [most]
+    batches = sorted({min(_FEW_SEQUENCES, sequences), sequences})
+    return [(size, batch) for size in sizes for batch in batches]
 
-    def __init__(self, runner: ModelRunner, sizes: list[int]) -> None:
+
+def recorded_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
+    """Memory that recordings for steps of at most `tokens` tokens keep: the largest one's activations, and
+    the last hidden states of every row."""
+    most = min(tokens, MOST_MIXED_TOKENS)
+    return activation_bytes(config, most, 0, item_bytes) + most * config.hidden_size * item_bytes
+
+
+class CudaGraphs:
+    """Recordings in one memory pool, largest first so that the smaller ones reuse its memory. The final norm
+    and the head run behind the replay."""
+
+    def __init__(self, runner: ModelRunner, sizes: list[int], shapes: list[tuple[int, int]]) -> None:
         self._runner = runner
         self._sizes = sorted(sizes)
-        most = self._sizes[-1]
-        config, device = runner.model.config, runner.device
-        self._token_ids = torch.zeros(most, dtype=torch.int32, device=device)
-        self._hidden = torch.zeros(most, config.hidden_size, dtype=runner.model.dtype, device=device)
-        pool = torch.cuda.graph_pool_handle()
-        self._graphs = {size: self._record(size, pool) for size in reversed(self._sizes)}
+        self._shapes = sorted(shapes)
+        rows = max([*self._sizes, *(tokens for tokens, _ in self._shapes)])
+        config = runner.model.config
+        self._hidden = torch.zeros(rows, config.hidden_size, dtype=runner.model.dtype, device=runner.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        stage = runner.stage
+        self._mixed = {
+            shape: self._record(stage.blank(*shape, decodes=False)) for shape in reversed(self._shapes)
+        }
+        self._decodes = {
+            size: self._record(stage.blank(size, size, decodes=True)) for size in reversed(self._sizes)
+        }
+        torch.cuda.empty_cache()
 
     def padded(self, decodes: int) -> int | None:
         at = bisect_left(self._sizes, decodes)
         return self._sizes[at] if at < len(self._sizes) else None
 
-    def run(self, inputs: StepInputs, token_ids: torch.Tensor) -> torch.Tensor:
-        rows = token_ids.shape[0]
-        self._token_ids[:rows].copy_(token_ids)
-        self._graphs[rows].replay()
+    def shape(self, tokens: int, sequences: int) -> tuple[int, int] | None:
+        """The smallest recorded shape that holds a step of any mixture."""
+        return next((s for s in self._shapes if s[0] >= tokens and s[1] >= sequences), None)
+
+    def run(self, batch: Batch, last_token: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch of decodes of a recorded size; the recording reads the runner's `last_token`."""
+        rows = batch.token_slots.shape[0]
+        self._decodes[rows].replay()
         return self._runner.model.final(self._hidden[:rows])
 
+    def run_mixed(self, batch: Batch) -> torch.Tensor:
+        """Logits of the rows that sample, of a batch of a recorded shape."""
+        inputs = batch.inputs
+        shape = batch.token_slots.shape[0], inputs.context_lens.shape[0]
+        self._mixed[shape].replay()
+        return self._runner.model.final(self._hidden[inputs.sample_rows])
+
     @torch.inference_mode()
-    def _record(self, size: int, pool: Any) -> torch.cuda.CUDAGraph:
-        inputs = self._runner.stage.blank(size)
-        token_ids, out = self._token_ids[:size], self._hidden[:size]
+    def _record(self, batch: Batch) -> torch.cuda.CUDAGraph:
+        runner, out = self._runner, self._hidden[: batch.token_slots.shape[0]]
         # Kernels are compiled and libraries make their handles outside of the recording.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                out.copy_(self._runner.hidden(token_ids, inputs))
-        torch.cuda.current_stream().wait_stream(side)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            runner.hidden(resolved_ids(batch, runner.last_token), batch.inputs, out)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            out.copy_(self._runner.hidden(token_ids, inputs))
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            runner.hidden(resolved_ids(batch, runner.last_token), batch.inputs, out)
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph

@@ -1,8 +1,7 @@
 """From SchedulerOutput to a step's inputs: persistent per-slot state, staged once, copied once.
 
-Host arrays are written in place and copied into fixed device buffers in two transfers, so a recorded
-decode step finds its inputs at the same addresses every time. On a GPU the staging memory is pinned
-and there are several sets, so that one may be filled while another still travels.
+Host arrays are written in place and copied into a fixed device buffer, so a recorded step finds its inputs
+at the same addresses every time. Decode steps have a small buffer of their own, which travels faster.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ import torch
 
 from delivery.engine.outputs import Scheduled, SchedulerOutput
 from delivery.engine.paged import StepInputs
+from delivery.engine.staging import Staging
 
 ON_DEVICE = -1
 """Stands for a token id that only the device knows: the last one sampled for its slot."""
-_STAGES = 3
+ON_THE_DEVICE_ALONE = -1
+"""num_decodes of a recorded step of any mixture: the kernels read which sequences have one query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class Batch:
     slots: torch.Tensor
     token_slots: torch.Tensor
     num_output: torch.Tensor
+
+
+def resolved_ids(batch: Batch, last_token: torch.Tensor) -> torch.Tensor:
+    """int32 [T]: token ids as the host knows them, or the last one sampled for the token's slot."""
+    ids = batch.inputs.token_ids
+    return torch.where(ids < 0, last_token[batch.token_slots], ids)
 
 
 class InputStage:
@@ -66,83 +73,96 @@ class InputStage:
         self._long = np.zeros(slots, np.int64)
         self._table = np.zeros((slots, self.max_blocks), np.int32)
         self._blocks = np.zeros(slots, np.int64)
-        self._wide = _Fields(
-            {"positions": tokens, "rope_rows": tokens, "slot_mapping": tokens, "token_slots": tokens}
-            | {"sample_rows": sequences, "slots": sequences, "num_output": sequences},
-            np.dtype(np.int64),
-            device,
-        )
-        self._narrow = _Fields(
-            {"token_ids": tokens, "query_start": sequences + 1, "context_lens": sequences}
-            | {"block_table": sequences * self.max_blocks},
-            np.dtype(np.int32),
-            device,
+        self._mixed = self._staging(tokens, sequences, device)
+        self._decodes = self._staging(sequences, sequences, device)
+        self._now = self._mixed
+
+    def _staging(self, tokens: int, sequences: int, device: torch.device) -> Staging:
+        wide = {"positions": tokens, "rope_rows": tokens, "slot_mapping": tokens, "token_slots": tokens}
+        wide |= {"sample_rows": sequences, "slots": sequences, "num_output": sequences}
+        narrow = {"token_ids": tokens, "query_start": sequences + 1, "context_lens": sequences}
+        narrow |= {"block_table": sequences * self.max_blocks}  # the last: of it, only what is used is sent
+        sizes = {name: (np.int64, size) for name, size in wide.items()}
+        return Staging({**sizes, **{name: (np.int32, size) for name, size in narrow.items()}}, device)
+
+    def build(
+        self, work: SchedulerOutput, pad_decodes: int | None = None, shape: tuple[int, int] | None = None
+    ) -> Batch:
+        """The batch of a step. pad_decodes: a batch of decodes alone is filled up to so many rows, with
+        sequences of length 0 that store nothing. shape: any step is filled up to so many tokens and
+        sequences; the tokens belong to nobody and the sequences have no rows."""
+        self._take_over(work)
+        items = work.scheduled
+        order = [i for i, item in enumerate(items) if item.num_tokens == 1]
+        num_decodes = len(order)
+        order += [i for i, item in enumerate(items) if item.num_tokens != 1]
+        ordered = [items[i] for i in order]
+        sampling = [i for i, item in enumerate(ordered) if item.samples]
+        tokens, rows, samples = work.num_tokens, len(ordered), len(sampling)
+        if pad_decodes is not None:
+            num_decodes = tokens = rows = samples = pad_decodes
+        elif shape is not None:
+            (tokens, rows), num_decodes = shape, ON_THE_DEVICE_ALONE
+        self._now = self._mixed if pad_decodes is None else self._decodes
+        self._now.next()
+        self._fill(ordered, work.num_tokens)
+        self._pad(work.num_tokens, len(ordered), tokens, rows, 0 if pad_decodes is None else 1)
+        self._fill_sampling(ordered, sampling, samples)
+        self._now.send(rows * self.max_blocks)
+        return Batch(
+            inputs=self._inputs(tokens, rows, samples, num_decodes),
+            order=order,
+            sampling=sampling,
+            slots=self._now.device("slots", samples),
+            token_slots=self._now.device("token_slots", tokens),
+            num_output=self._now.device("num_output", samples),
         )
 
-    def build(self, work: SchedulerOutput, pad_decodes: int | None = None) -> Batch:
-        """The batch of a step. pad_decodes: a batch of decodes alone is filled up to so many rows, with
-        sequences of length 0 that store nothing."""
+    def blank(self, tokens: int, rows: int, *, decodes: bool) -> Batch:
+        """A step that is all padding: what a recording of that size is made with."""
+        self._now = self._decodes if decodes else self._mixed
+        self._now.next()
+        self._now.host("query_start")[0] = 0
+        self._pad(0, 0, tokens, rows, 1 if decodes else 0)
+        self._fill_sampling([], [], rows)
+        self._now.send(rows * self.max_blocks)
+        return Batch(
+            inputs=self._inputs(tokens, rows, rows, rows if decodes else ON_THE_DEVICE_ALONE),
+            order=[],
+            sampling=[],
+            slots=self._now.device("slots", rows),
+            token_slots=self._now.device("token_slots", tokens),
+            num_output=self._now.device("num_output", rows),
+        )
+
+    def _take_over(self, work: SchedulerOutput) -> None:
+        """Keep what requests bring along, and the blocks that they have been given."""
         for new in work.admitted:
             self._known[new.slot] = np.asarray(new.token_ids, np.int32)
             self._long[new.slot] = self._switch is not None and len(new.token_ids) > self._switch
             self._table[new.slot, : len(new.block_ids)] = new.block_ids
             self._blocks[new.slot] = len(new.block_ids)
-        items = work.scheduled
-        for item in items:
+        for item in work.scheduled:
             if item.new_block_ids:
                 first = self._blocks[item.slot]
                 self._table[item.slot, first : first + len(item.new_block_ids)] = item.new_block_ids
                 self._blocks[item.slot] += len(item.new_block_ids)
-        order = [i for i, item in enumerate(items) if item.num_tokens == 1]
-        num_decodes = len(order)
-        order += [i for i, item in enumerate(items) if item.num_tokens != 1]
-        ordered = [items[i] for i in order]
-        rows = max(pad_decodes or 0, len(ordered)) if num_decodes == len(ordered) else len(ordered)
-        tokens = work.num_tokens + rows - len(ordered)
-        self._wide.next()
-        self._narrow.next()
-        self._fill(ordered, work.num_tokens, tokens, rows)
-        sampling = [i for i, item in enumerate(ordered) if item.samples]
-        self._fill_sampling(ordered, sampling, rows if rows > len(ordered) else len(sampling))
-        self._wide.send()
-        self._narrow.send()
-        samples = rows if rows > len(ordered) else len(sampling)
-        inputs = self._inputs(tokens, rows, samples, rows if rows > len(ordered) else num_decodes)
-        return Batch(
-            inputs=inputs,
-            order=order,
-            sampling=sampling,
-            slots=self._wide.device("slots", samples),
-            token_slots=self._wide.device("token_slots", tokens),
-            num_output=self._wide.device("num_output", samples),
-        )
-
-    def blank(self, rows: int) -> StepInputs:
-        """Inputs of `rows` decodes that are all padding: what a recording of that size is made with."""
-        self._wide.next()
-        self._narrow.next()
-        self._pad(0, 0, rows, rows)
-        self._narrow.host("query_start")[0] = 0
-        self._wide.host("sample_rows")[:rows] = np.arange(rows)
-        self._wide.send()
-        self._narrow.send()
-        return self._inputs(rows, rows, rows, rows)
 
     def _inputs(self, tokens: int, rows: int, samples: int, num_decodes: int) -> StepInputs:
-        table = self._narrow.device("block_table", rows * self.max_blocks)
+        table = self._now.device("block_table", rows * self.max_blocks)
         return StepInputs(
-            token_ids=self._narrow.device("token_ids", tokens),
-            positions=self._wide.device("positions", tokens),
-            rope_rows=self._wide.device("rope_rows", tokens),
-            slot_mapping=self._wide.device("slot_mapping", tokens),
+            token_ids=self._now.device("token_ids", tokens),
+            positions=self._now.device("positions", tokens),
+            rope_rows=self._now.device("rope_rows", tokens),
+            slot_mapping=self._now.device("slot_mapping", tokens),
             block_table=table.view(rows, self.max_blocks),
-            query_start=self._narrow.device("query_start", rows + 1),
-            context_lens=self._narrow.device("context_lens", rows),
-            sample_rows=self._wide.device("sample_rows", samples),
+            query_start=self._now.device("query_start", rows + 1),
+            context_lens=self._now.device("context_lens", rows),
+            sample_rows=self._now.device("sample_rows", samples),
             num_decodes=num_decodes,
         )
 
-    def _fill(self, items: list[Scheduled], real: int, tokens: int, rows: int) -> None:
+    def _fill(self, items: list[Scheduled], real: int) -> None:
         count = len(items)
         slots = np.fromiter((i.slot for i in items), np.int64, count)
         starts = np.fromiter((i.start for i in items), np.int64, count)
@@ -150,13 +170,13 @@ class InputStage:
         ends = np.cumsum(lengths)
         token_slots = np.repeat(slots, lengths)
         positions = np.arange(real) - np.repeat(ends - lengths - starts, lengths)
-        wide, narrow = self._wide.host, self._narrow.host
-        wide("token_slots")[:real] = token_slots
-        wide("positions")[:real] = positions
-        wide("rope_rows")[:real] = positions + self._long[token_slots] * self._length
+        host = self._now.host
+        host("token_slots")[:real] = token_slots
+        host("positions")[:real] = positions
+        host("rope_rows")[:real] = positions + self._long[token_slots] * self._length
         blocks = self._table[token_slots, positions // self.block_size].astype(np.int64)
-        wide("slot_mapping")[:real] = blocks * self.block_size + positions % self.block_size
-        ids = narrow("token_ids")
+        host("slot_mapping")[:real] = blocks * self.block_size + positions % self.block_size
+        ids = host("token_ids")
         at = 0
         for item in items:
             known = self._known[item.slot]
@@ -164,76 +184,29 @@ class InputStage:
             ids[at : at + len(piece)] = piece
             ids[at + len(piece) : at + item.num_tokens] = ON_DEVICE
             at += item.num_tokens
-        narrow("query_start")[0] = 0
-        narrow("query_start")[1 : count + 1] = ends
-        narrow("context_lens")[:count] = starts + lengths
-        table = narrow("block_table")[: rows * self.max_blocks].reshape(rows, self.max_blocks)
-        table[:count] = self._table[slots]
-        if rows > count:
-            self._pad(real, count, tokens, rows)
+        host("query_start")[0] = 0
+        host("query_start")[1 : count + 1] = ends
+        host("context_lens")[:count] = starts + lengths
+        table = host("block_table")[: count * self.max_blocks].reshape(count, self.max_blocks)
+        table[:] = self._table[slots]
 
-    def _pad(self, real: int, count: int, tokens: int, rows: int) -> None:
-        """Fill token rows real … tokens and sequences count … rows with ones of length 0."""
-        wide, narrow = self._wide.host, self._narrow.host
-        for name in ("token_slots", "positions", "rope_rows"):
-            wide(name)[real:tokens] = 0
-        wide("slot_mapping")[real:tokens] = -1
-        narrow("token_ids")[real:tokens] = 0
-        narrow("query_start")[count + 1 : rows + 1] = real + np.arange(1, rows - count + 1)
-        narrow("context_lens")[count:rows] = 0
-        table = narrow("block_table")[: rows * self.max_blocks].reshape(rows, self.max_blocks)
-        table[count:] = 0
+    def _pad(self, real: int, count: int, tokens: int, rows: int, each: int) -> None:
+        """Fill token rows real … tokens; sequences count … rows become ones of length 0 and `each` query."""
+        host = self._now.host
+        for name in ("token_slots", "positions", "rope_rows", "token_ids"):
+            host(name)[real:tokens] = 0
+        host("slot_mapping")[real:tokens] = -1
+        host("query_start")[count + 1 : rows + 1] = real + each * np.arange(1, rows - count + 1)
+        host("context_lens")[count:rows] = 0
+        host("block_table")[count * self.max_blocks : rows * self.max_blocks] = 0
 
     def _fill_sampling(self, items: list[Scheduled], sampling: list[int], samples: int) -> None:
-        wide = self._wide.host
-        ends = np.cumsum([item.num_tokens for item in items])
+        host = self._now.host
+        ends = np.cumsum([item.num_tokens for item in items], dtype=np.int64)
         count = len(sampling)
-        wide("sample_rows")[:count] = ends[sampling] - 1
-        wide("slots")[:count] = [items[i].slot for i in sampling]
-        wide("num_output")[:count] = [items[i].num_output for i in sampling]
-        if samples > count:
-            wide("sample_rows")[count:samples] = np.arange(count, samples)
-            wide("slots")[count:samples] = self.spare_slot
-            wide("num_output")[count:samples] = 0
-
-
-class _Fields:
-    """Named arrays in one allocation: host stages, and one device buffer that they are copied into."""
-
-    def __init__(
-        self, sizes: dict[str, int], dtype: np.dtype[np.signedinteger], device: torch.device
-    ) -> None:
-        self._span: dict[str, tuple[int, int]] = {}
-        total = 0
-        for name, size in sizes.items():
-            self._span[name] = (total, total + size)
-            total += -(-size // 32) * 32  # every field starts on a 128-byte line
-        cuda = device.type == "cuda"
-        kind = torch.int64 if dtype == np.int64 else torch.int32
-        self._stages = [
-            torch.zeros(total, dtype=kind, pin_memory=cuda) for _ in range(_STAGES if cuda else 1)
-        ]
-        self._buffer = torch.zeros(total, dtype=kind, device=device) if cuda else self._stages[0]
-        self._sent = [torch.cuda.Event() for _ in self._stages] if cuda else []
-        self._at = 0
-        self._host = self._stages[0].numpy()
-
-    def next(self) -> None:
-        """Turn to the next stage; waits only if its last copy has not left yet."""
-        self._at = (self._at + 1) % len(self._stages)
-        if self._sent:
-            self._sent[self._at].synchronize()
-        self._host = self._stages[self._at].numpy()
-
-    def host(self, name: str) -> np.ndarray:
-        first, last = self._span[name]
-        return self._host[first:last]
-
-    def send(self) -> None:
-        if self._sent:
-            self._buffer.copy_(self._stages[self._at], non_blocking=True)
-            self._sent[self._at].record()
-
-    def device(self, name: str, size: int) -> torch.Tensor:
-        first, _ = self._span[name]
-        return self._buffer[first : first + size]
+        host("sample_rows")[:count] = ends[sampling] - 1
+        host("slots")[:count] = [items[i].slot for i in sampling]
+        host("num_output")[:count] = [items[i].num_output for i in sampling]
+        host("sample_rows")[count:samples] = np.arange(count, samples)
+        host("slots")[count:samples] = self.spare_slot
+        host("num_output")[count:samples] = 0

@@ -1,8 +1,7 @@
 """ModelRunner: one step's work on one device.
 
 It owns the per-slot state on the device (last token, sampling parameters, block tables) and runs the
-same program for any mix of prompt pieces and decodes; a uniform decode batch may be replayed from a
-recording instead.
+same program for any mix of prompt pieces and decodes; steps of a recorded size are replayed instead.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol
 import torch
 
 from delivery.engine.engine_model import EngineModel
-from delivery.engine.inputs import Batch, InputStage
+from delivery.engine.inputs import Batch, InputStage, resolved_ids
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.outputs import Admitted, ModelOutput, Scheduled, SchedulerOutput
 from delivery.engine.paged import PagedAttention, StepInputs
@@ -32,14 +31,26 @@ class _Slot:
 
 
 class Recorded(Protocol):
-    """Recorded decode steps: CUDA graphs on a GPU, compiled op lists on a CPU."""
+    """Recorded steps of decodes alone: CUDA graphs on a GPU, compiled op lists on a CPU."""
 
     def padded(self, decodes: int) -> int | None:
         """The recorded batch size that holds so many decodes; None when none does."""
         ...
 
-    def run(self, inputs: StepInputs, token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, V] of a batch of a recorded size."""
+    def run(self, batch: Batch, last_token: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, V] of a batch of a recorded size; last_token int32 [slots]."""
+        ...
+
+
+class RecordedMixed(Protocol):
+    """Recorded steps of any mixture of prompts and decodes."""
+
+    def shape(self, tokens: int, sequences: int) -> tuple[int, int] | None:
+        """The recorded (tokens, sequences) that hold a step of any mixture; None when none do."""
+        ...
+
+    def run_mixed(self, batch: Batch) -> torch.Tensor:
+        """Logits [S, V] of the sampling rows of a batch of a recorded shape."""
         ...
 
 
@@ -105,7 +116,8 @@ class ModelRunner:
         )
         self.sampler = Sampler(sequences, device, seed)
         self.recorded: Recorded | None = None
-        self._last_token = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self.mixed: RecordedMixed | None = None
+        self.last_token = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
         self._slots: dict[int, _Slot] = {}
 
     @torch.inference_mode()
@@ -118,16 +130,17 @@ class ModelRunner:
             history = list(new.token_ids) if new.sampling.needs_history else []
             self._slots[new.slot] = _Slot(new, history)
             self.sampler.admit(new)
-        padded = self._recorded_size(work)
-        batch = self.stage.build(work, padded)
-        token_ids = self._token_ids(batch)
-        if padded is not None and self.recorded is not None:
-            logits = self.recorded.run(batch.inputs, token_ids)
+        padded, shape = self._recorded_size(work)
+        batch = self.stage.build(work, padded, shape)
+        if self.recorded is not None and padded is not None:
+            logits = self.recorded.run(batch, self.last_token)
+        elif self.mixed is not None and shape is not None:
+            logits = self.mixed.run_mixed(batch)
         else:
-            logits = self.logits(token_ids, batch.inputs)
+            logits = self.logits(resolved_ids(batch, self.last_token), batch.inputs)
         rows = [self._row(work.scheduled[batch.order[i]]) for i in batch.sampling]
         sampled = self.sampler.sample(logits, rows, batch.slots, batch.num_output)
-        self._last_token[batch.slots] = sampled.token_ids.to(torch.int32)
+        self.last_token[batch.slots] = sampled.token_ids.to(torch.int32)
         pending = PendingOutput(work, batch, rows, sampled)
         if work.needs_history:
             self._remember(batch, work, sampled.token_ids.tolist())
@@ -137,15 +150,19 @@ class ModelRunner:
         """The model on a flat batch: logits [S, V] of the rows that sample."""
         return self.model.final(self.hidden(token_ids, inputs)[inputs.sample_rows])
 
-    def hidden(self, token_ids: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """The last block's output [T, H], before the final norm."""
+    def hidden(
+        self, token_ids: torch.Tensor, inputs: StepInputs, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The last block's output [T, H], before the final norm; written to `out` where it is given."""
         mix = PagedAttention(self.cache, self.rotary, inputs)
         residual, delta = self.model.embed(token_ids), None
         for layer, weights in enumerate(self.model.blocks):
             residual, delta = stream(
                 self.model.config, layer, weights, residual, delta, inputs.positions, mix
             )
-        return residual if delta is None else residual + delta
+        if delta is None:
+            return residual if out is None else out.copy_(residual)
+        return torch.add(residual, delta, out=out)
 
     @torch.inference_mode()
     def prompt_logits(
@@ -164,16 +181,13 @@ class ModelRunner:
             batch = self.stage.build(SchedulerOutput(0, (new,) if start == 0 else (), (item,), count))
             yield self.model.final(self.hidden(batch.inputs.token_ids, batch.inputs))
 
-    def _token_ids(self, batch: Batch) -> torch.Tensor:
-        ids = batch.inputs.token_ids
-        return torch.where(ids < 0, self._last_token[batch.token_slots], ids)
-
-    def _recorded_size(self, work: SchedulerOutput) -> int | None:
-        if self.recorded is None or work.num_tokens != len(work.scheduled):
-            return None
-        if not all(item.samples for item in work.scheduled):
-            return None
-        return self.recorded.padded(len(work.scheduled))
+    def _recorded_size(self, work: SchedulerOutput) -> tuple[int | None, tuple[int, int] | None]:
+        """The recorded size of a step of decodes alone, or the recorded shape of any other step."""
+        sequences = len(work.scheduled)
+        decodes = work.num_tokens == sequences and all(item.samples for item in work.scheduled)
+        if decodes and self.recorded is not None and (size := self.recorded.padded(sequences)) is not None:
+            return size, None
+        return None, None if self.mixed is None else self.mixed.shape(work.num_tokens, sequences)
 
     def _row(self, item: Scheduled) -> Row:
         slot = self._slots[item.slot]

@@ -45,8 +45,9 @@ def reference(
     A context_len of 0 (padding) gives zeros.
     sliding_window: positions a query sees, its own included. softcap: s → softcap · tanh(s / softcap)
     after `scale`.
-    num_decodes: leading sequences with exactly one query; None: all if T == B, else none. A hint for
-    the fast backends, which never read a tensor on the host.
+    num_decodes: leading sequences with exactly one query; None: all if T == B, else none; −1: the host does
+    not know (a recorded step: sequences without queries and rows behind the last sequence are padding). A
+    hint for the fast backends, which never read a tensor on the host.
     """
     work = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q)
@@ -172,6 +173,7 @@ _SHAPES = (
     ("chunk-window", 3, 1, 80, 32, ((40, 120), (20, 20)), 33, None),
     ("chunk-softcap", 4, 2, 256, 16, ((20, 41),), 25, 50.0),
     ("mixed", 12, 2, 96, 32, ((1, 90), (1, 33), (35, 64)), None, None),
+    ("recorded", 8, 2, 64, 16, ((1, 90), (20, 41), (1, 1), (33, 33), (0, 0), (0, 0)), None, None),
 )
 
 
@@ -186,6 +188,8 @@ def _cases() -> Iterator[Case]:
                 inputs = paged_inputs(device, dtype, seed, kv, heads, kv_heads, head_dim, block_size, lengths)
                 q, k_cache, v_cache, table, starts, contexts, k_scale, v_scale = inputs
                 decodes = next((i for i, (n, _) in enumerate(lengths) if n != 1), len(lengths))
+                if s[0] == "recorded":
+                    q, decodes = torch.cat((q, q[:3])), -1
                 at = (table, starts, contexts, head_dim**-0.5, window, softcap)
                 return q, k_cache, v_cache, *at, k_scale, v_scale, decodes
 

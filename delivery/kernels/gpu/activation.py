@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
 
@@ -23,7 +24,18 @@ def activate(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate_up, out, stride, features, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def _gated(
+    gate_up,
+    out,
+    stride,
+    features,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < features
@@ -44,7 +56,11 @@ def _gated_quantised(
     ACTIVATION: tl.constexpr,
     Q_MAX: tl.constexpr,
     TINY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < features
@@ -64,8 +80,17 @@ def silu_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     block = min(1024, triton.next_power_of_2(features))
     if rows:
         grid = (rows, triton.cdiv(features, block))
+        overlap = overlaps(gate_up.device)
         _gated[grid](
-            gate_up, out, gate_up.stride(0), features, BLOCK=block, ACTIVATION=activation, num_warps=4
+            gate_up,
+            out,
+            gate_up.stride(0),
+            features,
+            BLOCK=block,
+            ACTIVATION=activation,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
+            num_warps=4,
         )
     return out
 
@@ -79,6 +104,7 @@ def silu_mul_quant(
     scale = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     block = triton.next_power_of_2(features)
     if rows:
+        overlap = overlaps(gate_up.device)
         _gated_quantised[(rows,)](
             gate_up,
             out,
@@ -89,6 +115,8 @@ def silu_mul_quant(
             ACTIVATION=activation,
             Q_MAX=Q_MAX[dtype],
             TINY=TINY,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
             num_warps=max(1, min(32, block // 1024)),
         )
     return out, scale

@@ -26,8 +26,17 @@ def paged_attention(
     tokens, sequences = q.shape[0], block_table.shape[0]
     if num_decodes is None:
         num_decodes = tokens if tokens == sequences else 0
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     options = (scale, sliding_window, softcap, k_scale, v_scale)
+    if num_decodes < 0:
+        # Rows of padding belong to nobody: zero, so that what is computed from them stays finite.
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        where = (block_table, query_start, context_lens)
+        decode_attention(
+            q, k_cache, v_cache, block_table, context_lens, out, *options, query_start=query_start
+        )
+        prefill_attention(q, k_cache, v_cache, *where, out, *options, 0, choose=True)
+        return out
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if num_decodes:
         n = num_decodes
         decode_attention(q[:n], k_cache, v_cache, block_table[:n], context_lens[:n], out[:n], *options)

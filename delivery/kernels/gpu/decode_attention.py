@@ -18,6 +18,7 @@ import triton.language as tl
 from delivery.kernels.gpu.arrivals import arrival_counters
 from delivery.kernels.gpu.decode_config import DecodeConfig, decode_config
 from delivery.kernels.gpu.decode_tiles import attend, load_pair, merge, store
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.targets import multiprocessors, shared_memory
 
@@ -41,6 +42,7 @@ def _decode(
     k_scale,
     v_scale,
     block_table,
+    query_start,
     context_lens,
     out,
     partial,
@@ -75,11 +77,19 @@ def _decode(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHOOSE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
     sequence = tl.arange(0, SEQUENCES)
     lengths = tl.load(context_lens + sequence, mask=sequence < num_sequences, other=0)
     _, counts = _tiles(lengths, TILE, WINDOW)
-    ends = tl.cumsum(tl.where(sequence < num_sequences, counts * KV_HEADS, 0), 0)
+    taking = sequence < num_sequences
+    if CHOOSE:
+        queries_end = tl.load(query_start + sequence + 1, mask=taking, other=0)
+        taking = taking & (queries_end - tl.load(query_start + sequence, mask=taking, other=0) == 1)
+    ends = tl.cumsum(tl.where(taking, counts * KV_HEADS, 0), 0)
     total = tl.max(ends, 0)
     piece = tl.cdiv(total, tl.num_programs(0))
     program = tl.program_id(0)
@@ -88,6 +98,8 @@ def _decode(
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
     own = tl.where(row < GROUP, row, -1)  # rows of the tile that are query heads
+    if OVERLAP:
+        gdc_wait()
     while position < end:
         before = ends <= position
         b = tl.sum(before.to(tl.int32), 0)
@@ -99,7 +111,10 @@ def _decode(
         skipped = position - start
         taken = tl.minimum(count - skipped, end - position)
 
-        queries = q + b.to(tl.int64) * q_stride + head * (GROUP * HEAD_DIM)
+        query = b.to(tl.int64)
+        if CHOOSE:
+            query = tl.load(query_start + b).to(tl.int64)
+        queries = q + query * q_stride + head * (GROUP * HEAD_DIM)
         if LAYOUT == "auto":
             inside = (own >= 0)[:, None] & (lane < WORDS)[None, :]
             at = queries + own[:, None] * HEAD_DIM + lane[None, :]
@@ -150,7 +165,7 @@ def _decode(
             STAGES,
             PRECISION,
         )
-        result = out + b.to(tl.int64) * out_stride + head * (GROUP * HEAD_DIM)
+        result = out + query * out_stride + head * (GROUP * HEAD_DIM)
         if taken == count:
             share = 1.0 / tl.maximum(weight, 1e-30)[:, None]
             store(result, own, s0, s1, s2, s3, share, ROWS, WIDTH, WORDS, HEAD_DIM, LAYOUT)
@@ -196,9 +211,14 @@ def decode_attention(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     config: DecodeConfig | None = None,
+    query_start: torch.Tensor | None = None,
 ) -> None:
-    """Attention of query b of q [B, heads, head_dim] over sequence b, written to out [B, heads, head_dim]."""
-    batch, heads, head_dim = q.shape
+    """Attention of query b of q [B, heads, head_dim] over sequence b, written to out [B, heads, head_dim].
+
+    query_start int32 [B + 1]: the rows of q that sequence b has; it is left out unless it has one.
+    """
+    heads, head_dim = q.shape[1:]
+    batch = context_lens.shape[0]
     layout = layout_of(k_cache).name
     k_words, v_words = (c if layout == "auto" else c.view(torch.int16) for c in (k_cache, v_cache))
     page, kv_heads, words = k_words.shape[1:]
@@ -209,6 +229,7 @@ def decode_attention(
     partial = torch.empty(programs, 2, group, head_dim, dtype=torch.float32, device=q.device)
     statistics = torch.empty(programs, 2, 2, group, dtype=torch.float32, device=q.device)
     merged = config.warps * 32 * (64 if config.programs < 3 else 32)  # values that fit into registers
+    overlap = overlaps(q.device)
     group_width, head_width = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
     _decode[(programs,)](
         q,
@@ -217,6 +238,7 @@ def decode_attention(
         k_scale,
         v_scale,
         block_table,
+        query_start,
         context_lens,
         out,
         partial,
@@ -251,6 +273,9 @@ def decode_attention(
         SOFTCAP=softcap is not None,
         STAGES=config.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        CHOOSE=query_start is not None,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=config.warps,
         maxnreg=config.registers,
     )

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
 
@@ -37,17 +38,22 @@ def _norm_row(
     PLUS_ONE: tl.constexpr,
     Q_MAX: tl.constexpr,
     TINY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < hidden
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
     if ADD:
         other = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
         value = (value.to(tl.float32) + other.to(tl.float32)).to(total.dtype.element_ty)
         tl.store(total + row * hidden + column, value, mask=inside)
     wide = value.to(tl.float32)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if PLUS_ONE:
         factor += 1.0
     normal = wide * tl.rsqrt(tl.sum(wide * wide) / hidden + eps) * factor
@@ -76,6 +82,7 @@ def _launch(
     total = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     other = rows if residual is None else _rows(residual)
     if rows.shape[0]:
+        overlap = overlaps(x.device)
         block = triton.next_power_of_2(hidden)
         _norm_row[(rows.shape[0],)](
             rows,
@@ -93,6 +100,8 @@ def _launch(
             PLUS_ONE=plus_one,
             Q_MAX=0.0 if dtype is None else Q_MAX[dtype],
             TINY=TINY,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
             num_warps=max(1, min(16, block // 512)),
         )
     return out, scale, total

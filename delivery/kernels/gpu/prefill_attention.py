@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.pages import LOWEST
 from delivery.kernels.gpu.prefill_tiles import attend_span
 from delivery.kernels.kv_layout import layout_of
@@ -62,7 +63,11 @@ def _prefill(
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHOOSE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
     head = tl.program_id(0)
     number = tl.num_programs(1) - 1 - tl.program_id(1)
     # Sequences of this call are num_decodes .. num_sequences − 1, their rows begin at num_decodes.
@@ -74,6 +79,10 @@ def _prefill(
     start = tl.load(query_start + b)
     queries = tl.load(query_start + b + 1) - start
     local = (number - ((start - num_decodes) // QUERIES + before)) * QUERIES
+    if OVERLAP:
+        gdc_wait()
+    if CHOOSE:
+        queries = tl.where(queries == 1, 0, queries)
     if local >= queries:
         return
     length = tl.load(context_lens + b)
@@ -194,8 +203,13 @@ def prefill_attention(
     v_scale: torch.Tensor | None,
     num_decodes: int,
     config: PrefillConfig | None = None,
+    *,
+    choose: bool = False,
 ) -> None:
-    """Attention of the sequences from number num_decodes on; rows num_decodes and up of out are written."""
+    """Attention of the sequences from number num_decodes on; rows num_decodes and up of out are written.
+
+    choose: sequences with a single query are left out.
+    """
     tokens, heads, head_dim = q.shape
     page, kv_heads, stored_dim = k_cache.shape[1:]
     layout = layout_of(k_cache).name
@@ -207,6 +221,7 @@ def prefill_attention(
     sequences = block_table.shape[0] - num_decodes
     width = max(16, triton.next_power_of_2(stored_dim))
     tma = config.tma and whole and config.tile <= page and width == stored_dim and layout == "auto"
+    overlap = overlaps(q.device)
     grid = (kv_heads, (tokens - num_decodes) // queries + sequences)
     _prefill[grid](
         q,
@@ -245,6 +260,9 @@ def prefill_attention(
         TMA=tma,
         STAGES=config.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        CHOOSE=choose,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=config.warps,
     )
 

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
 
@@ -21,7 +22,11 @@ def _rows(
     FIXED: tl.constexpr,
     Q_MAX: tl.constexpr,
     TINY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < K
@@ -45,6 +50,7 @@ def quantize_rows(
         steps = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(k)
     if rows:
+        overlap = overlaps(x.device)
         _rows[(rows,)](
             x,
             out,
@@ -55,6 +61,8 @@ def quantize_rows(
             FIXED=scale is not None,
             Q_MAX=Q_MAX[dtype],
             TINY=TINY,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
             num_warps=max(1, min(16, block // 512)),
         )
     return out, steps

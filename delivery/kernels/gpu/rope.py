@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.norms import TRITON_DTYPE
+from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import round_even, to_quantised
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.row_quant import Q_MAX, TINY
@@ -156,8 +157,14 @@ def _rope_cache_write(
     LAYOUT: tl.constexpr,
     Q_MAX: tl.constexpr,
     TINY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    if OVERLAP:
+        gdc_wait()
     part = tl.program_id(1)
     cos += token * angle_stride
     sin += token * angle_stride
@@ -200,7 +207,6 @@ def _rope_cache_write(
         tl.store(x + head * HEAD_DIM + column, low, mask=stored)
         if LAYOUT == "int4":
             tl.store(x + head * HEAD_DIM + column + STORED_DIM, high, mask=stored)
-        slot = tl.load(slot_mapping + token)
         if slot >= 0:
             block = slot // BLOCK_SIZE
             offset = slot % BLOCK_SIZE
@@ -246,6 +252,7 @@ def rope_cache_write(
     tile = 4
     parts = triton.cdiv(heads, tile) + triton.cdiv(kv_heads, tile)
     if tokens:
+        overlap = overlaps(q.device)
         _rope_cache_write[(tokens, parts)](
             q, k, v, cos, sin, slot_mapping, k_cache, v_cache, k_scale, v_scale, q_norm, k_norm,
             q.stride(0), k.stride(0), v.stride(0), cos.stride(0), k_cache.stride(0),
@@ -267,6 +274,8 @@ def rope_cache_write(
             LAYOUT=layout.name,
             Q_MAX=Q_MAX[k_cache.dtype] if k_cache.dtype in TRITON_DTYPE else 0.0,
             TINY=TINY,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
             num_warps=2,
         )  # fmt: skip
     return q, k
