@@ -37,7 +37,13 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": PLAIN,
 }
-QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [0]}
+QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 4.0,
+}
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 64,
@@ -57,6 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-head-dim": ("Llama", {"head_dim": 24}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 2.0}}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -64,6 +71,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "granite": ("Granite", MULTIPLIERS),
     "phi3": ("Phi3", {}),
     "phi3-window": ("Phi3", {"sliding_window": 7}),
     "phi4-partial": ("Phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, **TIED}),
@@ -75,7 +83,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("Glm", {"head_dim": 24, "attention_bias": True}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": False}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 40}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 48}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2}),
 }
 

@@ -74,6 +74,7 @@ class ModelConfig:
     attention_scale: float | None = None
     """Multiplies q·k; None for head_dim ** −0.5."""
     attention_softcap: float | None = None
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     sliding_window: int | None = None
     """Tokens that a `sliding_attention` layer sees, itself included."""

@@ -150,10 +150,12 @@ def final_logits(config: ModelConfig, norm: object, head: object, hidden: torch.
     """
     x = norm(hidden)  # type: ignore[operator]
     logits: torch.Tensor = functional.linear(x, head) if isinstance(head, torch.Tensor) else head(x)  # type: ignore[operator]
-    return softcap(config, logits)
+    return scale_and_cap(config, logits)
 
 
-def softcap(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
-    """Logits squeezed into ± the model's cap (Gemma 2), or as they are."""
+def scale_and_cap(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
+    """Logits times the model's constant (Granite), squeezed into ± its cap (Gemma 2); or as they are."""
+    if config.logit_scale != 1.0:
+        logits = logits * config.logit_scale
     cap = config.logit_softcap
     return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -79,6 +79,11 @@ def _linear(spec: RopeSpec, scaling: dict[str, Any]) -> Frequencies:
     return Frequencies(_base(spec) / scaling["factor"])
 
 
+def _dynamic(spec: RopeSpec, _scaling: dict[str, Any]) -> Frequencies:
+    """Dynamic NTK: rates change for sequences longer than the model's maximum, which none is here."""
+    return Frequencies(_base(spec))
+
+
 def _llama3(spec: RopeSpec, scaling: dict[str, Any]) -> Frequencies:
     """Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between."""
     rates = _base(spec)
@@ -139,6 +144,7 @@ def _longrope(spec: RopeSpec, scaling: dict[str, Any]) -> Frequencies:
 _KINDS: dict[str, Callable[[RopeSpec, dict[str, Any]], Frequencies]] = {
     "default": _default,
     "linear": _linear,
+    "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

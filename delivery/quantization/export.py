@@ -16,32 +16,27 @@ from delivery.quantization.plan import Target
 from delivery.quantization.work import BlockWork, Layer
 
 
-def stored_prefix(target: Target) -> str:
-    """Where a layer's tensors stand: experts that the source stacks in one tensor are written apart."""
-    if target.part.expert is None:
-        return target.prefix
-    return f"{target.prefix.rsplit('.', 1)[0]}.{target.part.expert}.{target.name.rsplit('.', 1)[-1]}"
-
-
 def block_tensors(
     result: BlockResult, targets: Sequence[Target], format_module: Any
 ) -> dict[str, torch.Tensor]:
     """Every tensor of a block that is new or changed: packed weights, biases, norms, cache scales.
 
-    Fused layers are put together again in their stored order.
+    Fused layers are put together again in their stored order; experts that the source stacks in one tensor
+    are written apart, those that stay as they are too where others of the stack do not.
     """
     work = result.work
     out: dict[str, torch.Tensor] = {}
     by_prefix: dict[str, list[Target]] = {}
     for target in targets:
-        by_prefix.setdefault(stored_prefix(target), []).append(target)
+        by_prefix.setdefault(target.stored, []).append(target)
+    opened = {t.prefix for t in targets if t.part.expert is not None and t.planned is not None}
     for prefix, parts in by_prefix.items():
         layers = [work.layers[p.name] for p in parts]
         bias = _joined_bias(layers)
         if all(layer.result is not None for layer in layers):
             out.update(format_module.pack(prefix, _joined(layers), bias))
-        elif any(layer.changed for layer in layers):
-            out.update(_changed_floats(parts, layers, bias))
+        elif any(layer.changed for layer in layers) or parts[0].prefix in opened:
+            out.update(_floats(parts, layers, bias))
     out.update({norm.name: norm.weight for norm in _changed_norms(work)})
     if result.kv:
         at = next(t.prefix for t in targets if t.name == "o_proj").rsplit(".", 1)[0]
@@ -116,14 +111,12 @@ def _joined_bias(layers: list[Layer]) -> torch.Tensor | None:
     return joined if layers[0].source.rows is None else joined[_stored_order(layers)]
 
 
-def _changed_floats(
-    parts: list[Target], layers: list[Layer], bias: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
+def _floats(parts: list[Target], layers: list[Layer], bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
     weight = torch.cat([layer.stored_weight() for layer in layers])
     if layers[0].source.rows is not None:
         weight = weight[_stored_order(layers)]
-    tensors = {f"{parts[0].prefix}.weight": weight}
-    return tensors if bias is None else {**tensors, f"{parts[0].prefix}.bias": bias}
+    tensors = {f"{parts[0].stored}.weight": weight}
+    return tensors if bias is None else {**tensors, f"{parts[0].stored}.bias": bias}
 
 
 def _changed_norms(work: BlockWork) -> list[Any]:

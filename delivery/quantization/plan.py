@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from delivery.errors import UsageError, did_you_mean
 from delivery.model.families import family_named
-from delivery.model.load import find_root
+from delivery.model.load import find_root, stored_part
 from delivery.quantization.driver import Planned
 from delivery.quantization.eight_bit import BLOCK
 from delivery.quantization.group_size import GroupSizes, common_group_size, fit_group_size
@@ -31,12 +31,14 @@ _ROW_PARALLEL = ("o_proj", "down_proj")
 class Target:
     """One linear layer. name: canonical. prefix: in the checkpoint (several parts may share one).
 
+    stored: prefix that it is written under; an expert of a stacked tensor gets a place of its own.
     planned: None for a layer that stays as it is; note: why it does, or what differs from the wish.
     """
 
     layer: int
     name: str
     prefix: str
+    stored: str
     part: Part
     rows: int
     columns: int
@@ -67,14 +69,14 @@ class ModelPlan:
         """Prefix → a QTensor without data, or None for a plain layer: what formats are asked about."""
         sizes: dict[str, int] = {}
         for target in self.targets:
-            sizes[target.prefix] = sizes.get(target.prefix, 0) + target.rows
+            sizes[target.stored] = sizes.get(target.stored, 0) + target.rows
         found: dict[str, QTensor | None] = {}
         for t in self.targets:
             if t.planned is None:
-                found[t.prefix] = None
-            elif t.prefix not in found:
-                found[t.prefix] = t.planned.scheme.storage.prototype(
-                    (sizes[t.prefix], t.columns),
+                found[t.stored] = None
+            elif t.stored not in found:
+                found[t.stored] = t.planned.scheme.storage.prototype(
+                    (sizes[t.stored], t.columns),
                     t.planned.group_size,
                     options.symmetric,
                     bool(options.outliers),
@@ -125,18 +127,19 @@ def make_plan(
     found: list[tuple[int, str, str, Part, int, int]] = []
     for layer in range(config.num_layers):
         for name, part in family.linears(config, layer).items():
-            prefix = f"{root}.{part.prefix}"
-            rows, columns = _shape(part, prefix, source, shape)
-            found.append((layer, name, prefix, part, rows, columns))
+            stored, part = f"{root}.{part.prefix}", stored_part(source, root, part)
+            rows, columns = _shape(part, f"{root}.{part.prefix}", source, shape)
+            found.append((layer, name, stored, part, rows, columns))
     used: set[str] = set()
     sizes = wishes.options.group_sizes
     if wishes.single_size:
         one = common_group_size(sizes.attention, (columns for *_, columns in found))
         sizes = GroupSizes(one, one, sizes.embedding)
     targets = []
-    for layer, name, prefix, part, rows, columns in found:
-        planned, note = _decide(name, prefix, columns, wishes, sizes, used)
-        targets.append(Target(layer, name, prefix, part, rows, columns, planned, note))
+    for layer, name, stored, part, rows, columns in found:
+        planned, note = _decide(name, stored, columns, wishes, sizes, used)
+        prefix = f"{root}.{part.prefix}"
+        targets.append(Target(layer, name, prefix, stored, part, rows, columns, planned, note))
     _check_patterns(wishes, used, targets)
     heads = [h for h in family.heads if source.has(f"{h}.weight")] or ["lm_head"]
     known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
@@ -214,7 +217,7 @@ def _agreeing(targets: list[Target]) -> list[Target]:
 def _check_patterns(wishes: Wishes, used: set[str], targets: list[Target]) -> None:
     unused = [p for p in (*wishes.recipe, *wishes.skip) if p not in used]
     if unused:
-        example = next((t.prefix for t in targets), "")
+        example = next((t.stored for t in targets), "")
         raise UsageError(
             "recipe",
             f"pattern {unused[0]!r} matches no linear layer",

@@ -8,7 +8,7 @@ from typing import Any
 
 from delivery.checkpoint import Checkpoint, CheckpointWriter
 from delivery.errors import DataError
-from delivery.quantization.export import replaced_names, stored_prefix
+from delivery.quantization.export import replaced_names
 from delivery.quantization.plan import ModelPlan
 from delivery.quantization.resume import LayerStore
 
@@ -51,7 +51,7 @@ def check_bits(out: Path, plan: ModelPlan, expected: float) -> float:
     for target in plan.targets:
         if target.planned is not None:
             elements += target.rows * target.columns
-            prefixes.add(stored_prefix(target))
+            prefixes.add(target.stored)
     for name in written.names():
         prefix, _, kind = name.rpartition(".")
         if prefix in prefixes and kind not in _NOT_WEIGHTS:
