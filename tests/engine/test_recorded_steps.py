@@ -1,0 +1,66 @@
+"""Steps that are filled up to recorded shapes give what they give as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from delivery.engine import EngineCore, Request, SamplingParams
+from delivery.engine.graphs import MOST_MIXED_TOKENS, decode_sizes, mixed_shapes
+from delivery.engine.inputs import ON_THE_DEVICE_ALONE, Batch, resolved_ids
+from delivery.engine.runner import ModelRunner
+
+
+class Replayed:
+    """Stands for recordings: computes a filled-up step as a recording does, and keeps the shapes used."""
+
+    def __init__(self, runner: ModelRunner, shapes: list[tuple[int, int]]) -> None:
+        self._runner = runner
+        self._shapes = shapes
+        self.used: list[tuple[int, int]] = []
+
+    def shape(self, tokens: int, sequences: int) -> tuple[int, int] | None:
+        return next((s for s in self._shapes if s[0] >= tokens and s[1] >= sequences), None)
+
+    def run_mixed(self, batch: Batch) -> torch.Tensor:
+        inputs = batch.inputs
+        assert inputs.num_decodes == ON_THE_DEVICE_ALONE
+        self.used.append((inputs.token_ids.shape[0], inputs.context_lens.shape[0]))
+        return self._runner.logits(resolved_ids(batch, self._runner.last_token), inputs)
+
+
+def generated(path: Path, shapes: list[tuple[int, int]]) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Greedy tokens of prompts that come at different times, and the recorded shapes that were used."""
+    made: dict[str, list[int]] = {}
+    with EngineCore(path, device="cpu", block_size=16, max_num_batched_tokens=64, max_num_seqs=4) as engine:
+        recorded = Replayed(engine._runner, shapes)
+        engine._runner.mixed = recorded if shapes else None
+        sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        for index, length in enumerate((1, 5, 40, 100, 17)):
+            engine.add_request(Request(f"{index}", [(7 * i + length) % 250 for i in range(length)], sampling))
+            made[f"{index}"] = []
+            for output in engine.step():
+                made[output.request_id] += output.new_token_ids
+        while engine.has_unfinished():
+            for output in engine.step():
+                made[output.request_id] += output.new_token_ids
+    return list(made.values()), recorded.used
+
+
+def test_padding_tokens_and_sequences_change_nothing(tiny_checkpoint: Path) -> None:
+    plain, used = generated(tiny_checkpoint, [])
+    assert used == []
+    padded, used = generated(tiny_checkpoint, [(24, 2), (24, 4), (48, 4), (80, 4)])
+    assert padded == plain
+    assert len(set(used)) > 1
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(8192, 512), (100, 8), (1, 1)])
+def test_recorded_shapes_cover_every_step_up_to_the_largest(tokens: int, sequences: int) -> None:
+    shapes = mixed_shapes(tokens, sequences)
+    assert shapes == sorted(set(shapes))
+    assert max(shapes) == (min(tokens, MOST_MIXED_TOKENS), sequences)
+    assert all(size <= tokens and batch <= sequences for size, batch in shapes)
+    assert decode_sizes(sequences)[-1] == sequences
