@@ -10,6 +10,7 @@ from typing import Any
 from delivery.checkpoint.directory import read_config, read_json, read_tensors
 from delivery.checkpoint.engines import verdicts
 from delivery.checkpoint.header import TensorInfo
+from delivery.checkpoint.layouts import family_of
 from delivery.checkpoint.parameters import bits_of, parameters_of
 from delivery.checkpoint.source import detect_format
 from delivery.checkpoint.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
@@ -202,7 +203,7 @@ def _why_not_ours(
     stored: str,
 ) -> str | None:
     try:
-        family_for(config).config(config)
+        family_of(config).config(config)
         if quantization is not None:
             method_of(quantization)
     except DataError as error:

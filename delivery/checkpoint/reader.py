@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.checkpoint.directory import GENERATION_CONFIG, read_config, read_json, read_tensors
 from delivery.checkpoint.header import Region, TensorInfo
+from delivery.checkpoint.layouts import family_of
 from delivery.errors import DataError, did_you_mean
-from delivery.model.families import family_for
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class Checkpoint:
         directory = Path(path)
         if config is None:
             config = read_config(directory)
-            family_for(config)
+            family_of(config)
         return cls(directory, dict(config), read_tensors(directory))
 
     @cached_property

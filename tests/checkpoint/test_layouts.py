@@ -227,3 +227,9 @@ def test_other_chatglms_are_refused(config: dict, why: str, tmp_path: Path) -> N
     with pytest.raises(DataError, match="cannot be converted") as caught:
         open_source(folder)
     assert why in caught.value.why
+
+
+def test_a_checkpoint_that_has_to_be_converted_says_so(tmp_path: Path) -> None:
+    folder = save(tmp_path / "source", chatglm_config(), {"x": torch.ones(1)})
+    with pytest.raises(DataError, match=r"has to be converted first[\s\S]*deliver convert"):
+        Checkpoint.open(folder)

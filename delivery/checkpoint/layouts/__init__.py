@@ -13,8 +13,13 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from delivery.errors import DataError
+from delivery.model.families import family_for
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from delivery.model.families.family import Family
 
 
 def layout_for(config: Mapping[str, Any]) -> Any | None:
@@ -24,6 +29,21 @@ def layout_for(config: Mapping[str, Any]) -> Any | None:
         if any(name in module.ARCHITECTURES for name in stated):
             return module
     return None
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint that can be used as it is.
+
+    Raises as `family_for`; DataError `unknown-architecture` with the way out where it has to be converted.
+    """
+    if layout_for(config) is None:
+        return family_for(config)
+    raise DataError(
+        "unknown-architecture",
+        f"a {config['architectures'][0]} has to be converted first",
+        why="no class of its own is left for its layout; another one computes the same",
+        hint="deliver convert --model PATH --out DIR",
+    )
 
 
 def source_architectures() -> tuple[str, ...]:
