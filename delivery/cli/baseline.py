@@ -10,6 +10,7 @@ import click
 
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
 from delivery.errors import UsageError
+from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def update(
 
     if not reason.strip():
         raise UsageError("reason-missing", "a baseline changes only with a reason", hint="--reason TEXT")
-    artifact = session.store.resolve(report or _last_report(session))
+    artifact = resolve(session.store, report or _last_report(session))
     data = _measurement(artifact)
     name = model or _model_of(pipeline)
     place = place_of(name, data)
@@ -103,7 +104,7 @@ def noise(session: Session, engine: str, workload: str, runs: int, device: str, 
     """Run REF against itself: the spread between runs and the smallest slow-down that can be seen."""
     from delivery.bench.noise import measure_noise
 
-    found = measure_noise(session.store.resolve(engine).path, workload, runs, device)
+    found = measure_noise(resolve(session.store, engine).path, workload, runs, device)
     if as_json:
         click.echo(json.dumps({"runs": runs, "workload": workload, "metrics": found}))
         return

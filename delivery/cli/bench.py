@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.pipeline.refs import resolve
 
 
 @click.command()
@@ -66,7 +67,7 @@ def command(
 
     url = target.startswith(("http://", "https://"))
     options = BenchOptions(
-        target=target if url else str(session.store.resolve(target).path),
+        target=target if url else str(resolve(session.store, target).path),
         workload=workload,
         rate=rate,
         concurrency=concurrency,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._session import pass_session, workdir_option
+from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def command(
     from delivery.serving.local_chat import LocalChat
 
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    with LocalChat(session.store.resolve(ref).path, sampling, device=device) as chat:
+    with LocalChat(resolve(session.store, ref).path, sampling, device=device) as chat:
         _converse(chat.answer, start)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.pipeline.refs import resolve, short
 
 if TYPE_CHECKING:
     from delivery.artifact import Artifact, Json
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def command(session: Session, a: str, b: str, as_json: bool) -> None:
     """Show what differs between the artifacts A and B: step, parameters, inputs, files, metrics."""
     store = session.store
-    before, after = (_facts(store.resolve(ref), store) for ref in (a, b))
+    before, after = (_facts(resolve(store, ref), store) for ref in (a, b))
     changes = {
         f"{part}.{name}" if name else part: [old.get(name), new.get(name)]
         for part in before
@@ -41,8 +42,6 @@ def command(session: Session, a: str, b: str, as_json: bool) -> None:
 
 
 def _facts(artifact: Artifact, store: Store) -> dict[str, dict[str, Json]]:
-    from delivery.pipeline.refs import short
-
     manifest = artifact.manifest
     inputs = {
         role: short(d) if isinstance(d, str) else [short(one) for one in d]

@@ -13,7 +13,7 @@ from delivery.checkpoint import describe
 from delivery.checkpoint.inspect_text import as_lines
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
 from delivery.errors import UsageError, did_you_mean
-from delivery.pipeline.refs import ENGINE_FILE
+from delivery.pipeline.refs import ENGINE_FILE, resolve
 
 if TYPE_CHECKING:
     from delivery.artifact import Artifact, Json
@@ -38,7 +38,7 @@ def command(session: Session, ref: str, check: str | None, as_json: bool) -> Non
         facts = describe(checkpoint)
         lines = as_lines(facts)
     else:
-        artifact = store.resolve(ref)
+        artifact = resolve(store, ref)
         if check is not None:
             artifact = _report_about(artifact, check, store)
         facts = _facts(artifact, store)

@@ -9,6 +9,7 @@ import click
 
 from delivery.cli._session import pass_session, workdir_option
 from delivery.errors import EnvironmentLacking
+from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
     from delivery.cli._session import Session
@@ -85,7 +86,7 @@ def command(
         oidc=Oidc.discover(oidc_issuer, oidc_audience) if oidc_issuer else None,
     )
     check_bind(host, auth, allow_unauthenticated=allow_unauthenticated)
-    artifact = session.store.resolve(ref)
+    artifact = resolve(session.store, ref)
     configure_logging(log_level, log_file, round(log_max_mib * _MIB), files=3)
     tokenizer = Checkpoint.open(artifact.path).tokenizer()
     listener = listen(host, port)

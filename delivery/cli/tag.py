@@ -6,6 +6,7 @@ import click
 
 from delivery.cli._session import Session, pass_session, workdir_option
 from delivery.errors import UsageError
+from delivery.pipeline.refs import resolve, short
 
 
 @click.command()
@@ -16,7 +17,6 @@ from delivery.errors import UsageError
 @pass_session
 def command(session: Session, name: str | None, ref: str | None, delete: bool) -> None:
     """Name the artifact REF (a digest, a path or another tag) NAME; without arguments, list tags."""
-    from delivery.pipeline.refs import short
 
     store = session.store
     if name is None:
@@ -28,6 +28,6 @@ def command(session: Session, name: str | None, ref: str | None, delete: bool) -
         return
     if ref is None:
         raise UsageError("usage", "tag needs NAME and REF", hint="deliver tag --help")
-    artifact = store.resolve(ref)
+    artifact = resolve(store, ref)
     store.tag(name, artifact)
     click.echo(f"{name}  {short(artifact.digest)}")

@@ -10,7 +10,7 @@ from delivery.errors import DeliverError
 from delivery.pipeline.events import latest_steps
 from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
-from delivery.pipeline.refs import short
+from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import size
 from delivery.pipeline.runner import EVERYTHING, preflight, select
 from delivery.steps.step import fields_of, is_check
@@ -114,7 +114,7 @@ def _inputs(
     inputs: dict[str, tuple[Artifact, ...]] = {}
     missing: list[str] = []
     for role, sources in stage.sources.items():
-        found = [known.get(s.stage) if s.stage else store.resolve(s.ref, kinds[role]) for s in sources]
+        found = [known.get(s.stage) if s.stage else resolve(store, s.ref, kinds[role]) for s in sources]
         missing += [s.stage for s, a in zip(sources, found, strict=True) if a is None]
         there = tuple(a for a in found if a is not None)
         if len(there) == len(found):

@@ -17,7 +17,7 @@ from delivery.pipeline.execute import make
 from delivery.pipeline.judge import judge
 from delivery.pipeline.keys import Job
 from delivery.pipeline.publish import publish
-from delivery.pipeline.refs import short
+from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import RunResult, StageResult, run_record
 from delivery.steps.step import fields_of, is_check
 
@@ -174,7 +174,7 @@ def _job(stage: Stage, pipeline: Pipeline, done: Mapping[str, StageResult], stor
     for role, sources in stage.sources.items():
         kind = kinds[role]
         inputs[role] = tuple(
-            done[s.stage].artifact if s.stage else store.resolve(s.ref, kind) for s in sources
+            done[s.stage].artifact if s.stage else resolve(store, s.ref, kind) for s in sources
         )
     return Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
 

@@ -9,7 +9,7 @@ from delivery.artifact import MANIFEST, Artifact, read_artifact
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.export import check_target, export
 from delivery.pipeline.keys import Job
-from delivery.pipeline.refs import is_external
+from delivery.pipeline.refs import is_external, resolve
 from delivery.pipeline.result import StageResult, run_record
 from delivery.pipeline.runner import EVERYTHING, Settings, model_name, run_stage
 from delivery.steps.step import fields_of
@@ -70,7 +70,7 @@ def resolve_inputs(step: Any, store: Store) -> dict[str, tuple[Artifact, ...]]:
         given: str | Sequence[str] | None = getattr(step, field.name) if field.is_input else None
         if given:
             refs = (given,) if isinstance(given, str | Path) else tuple(given)
-            out[field.name] = tuple(store.resolve(ref, field.metadata["kind"]) for ref in refs)
+            out[field.name] = tuple(resolve(store, ref, field.metadata["kind"]) for ref in refs)
     return out
 
 

@@ -28,7 +28,6 @@ from delivery.artifact import (
     Artifact,
     FileRef,
     Json,
-    Kind,
     Manifest,
     hash_file,
     place,
@@ -261,12 +260,6 @@ class Store:
         if name not in self.tags():
             raise UsageError("unknown-tag", f"there is no tag {name!r}", hint="deliver ls")
         (self.workdir / "tags" / name).unlink()
-
-    def resolve(self, ref: str | Path, kind: Kind | None = None) -> Artifact:
-        """The artifact that a path, a tag or the beginning of a digest means; see `refs.resolve`."""
-        from delivery.pipeline.refs import resolve
-
-        return resolve(self, str(ref), kind)
 
 
 def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
