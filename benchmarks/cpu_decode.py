@@ -1,0 +1,135 @@
+"""Decode and prefill on this machine's CPU: our engine beside transformers, in one run.
+
+    python benchmarks/cpu_decode.py CHECKPOINT [QUANTISED ...] [--tokens 64] [--prefill 512] [--repeats 3]
+
+Every candidate is loaded once; then they take turns, so that a change of the machine's mood meets all of
+them. Each figure is the best of its repeats, in tokens per second, with the median in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from delivery.engine import LLM, SamplingParams
+
+PROMPT_TOKENS = 32
+BATCHES = (1, 4, 8, 16)
+
+
+class Ours:
+    """The engine over a checkpoint or an engine directory."""
+
+    def __init__(self, path: str, tokens: int) -> None:
+        self.name = f"ours {Path(path).name}"
+        self._llm = LLM(
+            path, device="cpu", prefix_cache=False, max_num_batched_tokens=1024, max_model_len=2048
+        )
+        self.weights_bytes = self._llm.stats().weights_bytes
+
+    def decode(self, batch: int, tokens: int) -> float:
+        """Tokens a second after the first ones, over a batch."""
+        prompts = [[5 + i] * PROMPT_TOKENS for i in range(batch)]
+        once = self._seconds(prompts, 1)
+        return batch * (tokens - 1) / (self._seconds(prompts, tokens) - once)
+
+    def prefill(self, tokens: int) -> float:
+        return tokens / self._seconds([list(range(5, 5 + tokens))], 1)
+
+    def _seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        started = time.perf_counter()
+        self._llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+        return time.perf_counter() - started
+
+
+class Theirs:
+    """transformers' `generate` in float32."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.name = "transformers float32"
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.weights_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+
+    def decode(self, batch: int, tokens: int) -> float:
+        prompts = [[5 + i] * PROMPT_TOKENS for i in range(batch)]
+        once = self._seconds(prompts, 1)
+        return batch * (tokens - 1) / (self._seconds(prompts, tokens) - once)
+
+    def prefill(self, tokens: int) -> float:
+        return tokens / self._seconds([list(range(5, 5 + tokens))], 1)
+
+    def _seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        ids = torch.tensor(prompts)
+        mask = torch.ones_like(ids)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return time.perf_counter() - started
+
+
+def measure(candidates: list[Any], run: Callable[[Any], float], repeats: int) -> list[dict[str, float]]:
+    """Best and median tokens a second of every candidate, interleaved."""
+    seen: list[list[float]] = [[] for _ in candidates]
+    for _ in range(repeats):
+        for figures, candidate in zip(seen, candidates, strict=True):
+            figures.append(run(candidate))
+    return [{"best": max(f), "median": statistics.median(f)} for f in seen]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", help="the float model, also run with transformers")
+    parser.add_argument("quantised", nargs="*", help="more checkpoints or engines of the same model")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    candidates: list[Any] = [] if options.no_transformers else [Theirs(options.checkpoint)]
+    candidates += [Ours(path, options.tokens) for path in (options.checkpoint, *options.quantised)]
+    gc.collect()
+    for candidate in candidates:  # compiles, allocates, touches every weight
+        candidate.decode(1, 4)
+        candidate.prefill(64)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for batch in options.batches:
+        name = f"decode, batch {batch}"
+        rows[name] = measure(candidates, lambda c, b=batch: c.decode(b, options.tokens), options.repeats)
+    name = f"prefill, {options.prefill}"
+    rows[name] = measure(candidates, lambda c: c.prefill(options.prefill), options.repeats)
+    width = max(len(c.name) for c in candidates)
+    print(f"{'tokens/s: best (median)':24}" + "".join(f"{c.name:>{width + 2}}" for c in candidates))
+    for name, figures in rows.items():
+        cells = [f"{f['best']:.1f} ({f['median']:.1f})" for f in figures]
+        print(f"{name:24}" + "".join(f"{cell:>{width + 2}}" for cell in cells))
+    print(f"{'weights, MB':24}" + "".join(f"{c.weights_bytes / 1e6:>{width + 2}.0f}" for c in candidates))
+    if options.json:
+        found = {c.name: {name: rows[name][i] for name in rows} for i, c in enumerate(candidates)}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The demo as users run it: packaged in one command, then cached, then re-run from what changed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from demo_run import DELIVER, PIPELINE, run_demo
+
+from delivery.artifact import read_artifact, read_hash, walk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STAGES = ["convert", "calibrate", "quantize", "build", "smoke", "evaluate", "compare", "package"]
+PEAK_BYTES = 4 << 30
+
+
+def test_the_demo_ends_in_a_release(demo):
+    assert demo.code == 0, demo.err
+    assert demo.names == STAGES
+    assert demo.cached == []
+    release = Path(demo.shown["release"])
+    assert release.is_dir()
+    assert (release / "report.html").is_file()
+    assert list(release.glob("*.tgz"))
+    for stage in demo.shown["steps"]:
+        record = json.loads((Path(stage["path"]) / "run.json").read_text("utf-8"))
+        assert 0 < record["peak_rss_bytes"] < PEAK_BYTES
+
+
+def test_again_everything_is_cached(demo, workdir):
+    started = time.monotonic()
+    again = run_demo(workdir)
+    assert (again.code, again.cached) == (0, STAGES)
+    assert [s["artifact"] for s in again.shown["steps"]] == [s["artifact"] for s in demo.shown["steps"]]
+    # Far from the seconds it takes, and farther from the minutes that a stage would: nothing was computed.
+    assert time.monotonic() - started < 60
+
+
+def test_a_changed_parameter_re_runs_what_follows(demo, workdir):
+    planned = run_demo(workdir, "--plan", "--set", "quantize.group_size=32")
+    assert planned.cached == ["convert", "calibrate"]
+
+
+def test_killed_and_continued(source, tmp_path):
+    """Killed in quantize: what was done stays, nothing is half-written, and the rest follows."""
+    work = tmp_path / "work"
+    command = [*DELIVER, "run", str(PIPELINE), "--workdir", str(work), "--model", str(source)]
+    command += ["--until", "build", "--set", "quantize.scheme=rtn-w4a16"]
+    with (tmp_path / "err").open("w+") as err:
+        child = subprocess.Popen(command, stderr=err, stdout=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + 600
+        while "layer 3 of" not in (tmp_path / "err").read_text() and time.monotonic() < deadline:
+            assert child.poll() is None, (tmp_path / "err").read_text()
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    for folder in (work / "artifacts").iterdir():
+        artifact = read_artifact(folder)
+        assert {name: read_hash(path).sha256 for name, path in walk(folder)} == {
+            f.path: f.sha256 for f in artifact.manifest.files
+        }
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "layer 1 of" not in done.stderr  # finished layers are not made again
