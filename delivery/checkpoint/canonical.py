@@ -37,7 +37,7 @@ class Canonical:
         self._trust_remote_code = trust_remote_code
         self._layout = layout_for(source.config)
         self.config = self._layout.config(source.config) if self._layout else dict(source.config)
-        family_for(self.config)
+        family_for(self.config).config(self.config)
         if self._layout:
             before, after = (c["architectures"][0] for c in (source.config, self.config))
             self.notes.append(f"{before} written as {after}")
@@ -55,14 +55,16 @@ class Canonical:
         wanted = None if self._dtype == "auto" else getattr(torch, self._dtype)
         floats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         seen: dict[torch.dtype, str] = {}
-        for piece in self._tied(self._pieces()):
+        pieces = self._tied(self._pieces())
+        tower = self._tower({piece.name for piece in pieces})
+        for piece in pieces:
             tensor = piece.take(self.source.tensor(piece.source))
             region = self.source.region(piece.source) if piece.take is same else None
             check_finite(piece.name, tensor)
             if wanted is not None and tensor.dtype in floats:
                 tensor, region = tensor.to(wanted), None
                 check_finite(piece.name, tensor, f"as {self._dtype}")
-            elif "quantization_config" not in self.config and _is_weight(piece.name, tensor):
+            elif "quantization_config" not in self.config and _is_weight(piece.name, tensor, tower):
                 seen.setdefault(tensor.dtype, piece.name)
                 if len(seen) > 1:
                     raise _mixed(seen)
@@ -105,6 +107,11 @@ class Canonical:
                 )
             seen.add(piece.name)
         return pieces
+
+    def _tower(self, names: set[str]) -> str:
+        """What the names of the language model's tensors begin with; "" where it has no embedding."""
+        family = family_for(self.config)
+        return next((f"{root}." for root in family.roots if f"{root}.{family.embed}.weight" in names), "")
 
     def _tied(self, pieces: list[Piece]) -> list[Piece]:
         """Whether the head is the embedding follows what is stored; the config is made to say so."""
@@ -150,11 +157,11 @@ def check_finite(name: str, tensor: torch.Tensor, how: str = "") -> None:
     )
 
 
-def _is_weight(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor should share the dtype of its like: a float matrix, no router, of no vision tower."""
+def _is_weight(name: str, tensor: torch.Tensor, tower: str) -> bool:
+    """Whether a tensor should share the dtype of its like: a float matrix of the decoder, no router."""
     module = name.rpartition(".")[0].rpartition(".")[2]
-    apart = module in _ROUTERS or "vision" in name or "visual" in name
-    return tensor.dim() > 1 and tensor.is_floating_point() and not apart
+    matrix = tensor.dim() > 1 and tensor.is_floating_point()
+    return matrix and name.startswith(tower) and module not in _ROUTERS
 
 
 def _mixed(seen: Mapping[torch.dtype, str]) -> DataError:

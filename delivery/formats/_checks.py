@@ -64,9 +64,30 @@ def quantised(layers: Layers) -> dict[str, QTensor]:
 
 
 def plain(layers: Layers) -> list[str]:
-    """Prefixes of layers that stay as they are; lm_head is one of them even where it is tied."""
-    names = [prefix for prefix, q in layers.items() if q is None]
+    """Prefixes of layers that stay as they are; lm_head is one of them even where it is tied.
+
+    What is in a module beside the decoder (a vision tower) is not listed: `beside` has the module.
+    """
+    names = [prefix for prefix, q in layers.items() if q is None and not _beside(prefix, layers)]
     return names if any(p.split(".")[-1] == "lm_head" for p in layers) else [*names, "lm_head"]
+
+
+def beside(layers: Layers) -> list[str]:
+    """Names of modules beside the decoder, all of which stay as they are.
+
+    Engines put their own prefixes before a vision tower's name, and keep the name.
+    """
+    return sorted({_beside(prefix, layers) for prefix, q in layers.items() if q is None} - {""})
+
+
+def _beside(prefix: str, layers: Layers) -> str:
+    """The module beside the decoder that holds a layer; "" for a layer of the decoder, or at the top."""
+    roots = {p.split(".layers.")[0] for p in quantised(layers) if ".layers." in p}
+    if not roots or any(prefix.startswith(f"{root}.layers.") for root in roots):
+        return ""
+    known = {part for root in roots for part in root.split(".")}
+    rest = [part for part in prefix.split(".") if part not in known]
+    return rest[0] if rest and prefix != rest[0] else ""
 
 
 def one_setting(layers: Layers, name: str, of: Callable[[QTensor], object]) -> str | None:

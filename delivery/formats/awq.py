@@ -16,6 +16,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     expect_shape,
     first_reason,
     one_setting,
@@ -85,7 +86,7 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
         "group_size": sizes.pop() if sizes else 128,
         "zero_point": True,
         "version": "gemm",
-        "modules_to_not_convert": plain(layers),
+        "modules_to_not_convert": [*plain(layers), *beside(layers)],
     }
 
 
@@ -108,7 +109,7 @@ def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
         return reason
     if reason := one_setting(layers, "group size", lambda q: q.group_size):
         return reason
-    for name in plain(layers):
+    for name in (*plain(layers), *beside(layers)):
         for prefix in quantised(layers):
             if name in prefix:
                 return f"{name} stays plain, and by substring its name would exclude {prefix} too"

@@ -20,6 +20,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     checked_scale,
     expect_shape,
     first_reason,
@@ -94,7 +95,7 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "config_groups": found,
-        "ignore": plain(layers),
+        "ignore": [*plain(layers), *(f"re:.*{name}.*" for name in beside(layers))],
         "kv_cache_scheme": kv_cache_scheme(kv),
     }
 

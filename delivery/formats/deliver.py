@@ -18,6 +18,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     expect_shape,
     first_reason,
     plain,
@@ -95,7 +96,7 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
             prefix: {"bits": q.bits, "group_size": q.group_size, "columns": q.shape[1]}
             for prefix, q in quantised(layers).items()
         },
-        "ignore": plain(layers),
+        "ignore": [*plain(layers), *beside(layers)],
     }
 
 

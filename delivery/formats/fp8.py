@@ -16,6 +16,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     expect_shape,
     first_reason,
     plain,
@@ -68,7 +69,7 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [_BLOCK, _BLOCK],
-        "modules_to_not_convert": plain(layers),
+        "modules_to_not_convert": [*plain(layers), *beside(layers)],
     }
 
 

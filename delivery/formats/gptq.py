@@ -20,6 +20,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     expect_shape,
     first_reason,
     one_setting,
@@ -107,8 +108,9 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
         "pack_dtype": "int32",
         "lm_head": any(p.split(".")[-1] == "lm_head" for p in quantised(layers)),
     }
-    if excluded:
-        config["dynamic"] = {f"-:^{re.escape(name)}$": {} for name in excluded}
+    patterns = [f"-:^{re.escape(name)}$" for name in excluded] + [f"-:.*{name}.*" for name in beside(layers)]
+    if patterns:
+        config["dynamic"] = {pattern: {} for pattern in patterns}
     return config
 
 

@@ -15,6 +15,7 @@ from delivery.formats._checks import (
     Get,
     Has,
     Layers,
+    beside,
     expect_shape,
     first_reason,
     one_setting,
@@ -53,7 +54,7 @@ def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]
     return {
         "quant_method": "smooth_quant",
         "quant_dtype": short(first.qdata.dtype if first else torch.int8),
-        "modules_to_not_convert": plain(layers),
+        "modules_to_not_convert": [*plain(layers), *beside(layers)],
     }
 
 

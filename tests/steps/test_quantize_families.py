@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_vision
 import torch
 from quantize_fixtures import WORDS, context, tokenizer_files
 from safetensors.torch import load_file, save_file
@@ -119,3 +120,27 @@ def test_experts_that_are_skipped_leave_a_stack_whole(tmp_path: Path) -> None:
     assert torch.equal(written.tensor("model.layers.1.mlp.experts.2.down_proj.weight"), source[2])
     assert written.has("model.layers.1.mlp.experts.1.down_proj.qweight")
     assert 0 < distance(logits(ctx.out), logits(model)) < 0.5
+
+
+@pytest.mark.parametrize("name", ["Qwen2VLForConditionalGeneration", "LlavaForConditionalGeneration"])
+def test_of_a_vision_language_model_only_the_language_tower_changes(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    model = tmp_path / "m"
+    tiny_vision.build(name).save_pretrained(model)
+    for file, text in tokenizer_files(320).items():
+        (model / file).write_text(text, "utf-8")
+    (model / "preprocessor_config.json").write_text('{"size": {"height": 16}}')
+    ctx = quantize(tmp_path, model, scheme="w8a16", format="compressed-tensors")
+    source, written = Checkpoint.open(model), Checkpoint.open(ctx.out)
+    others = [n for n in source.names() if not ("model.layers." in n and n.endswith("proj.weight"))]
+    assert any("vis" in n for n in others)
+    for tensor in others:
+        assert torch.equal(written.tensor(tensor), source.tensor(tensor)), tensor
+    assert len(source.names()) - len(others) == 2 * 7
+    assert (ctx.out / "preprocessor_config.json").read_text() == '{"size": {"height": 16}}'
+    loaded = getattr(transformers, name).from_pretrained(ctx.out, dtype=torch.float32)
+    with torch.no_grad():
+        theirs = loaded(input_ids=torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(logits(ctx.out), theirs, atol=1e-3, rtol=0)
+    assert 0 < distance(theirs, logits(model)) < 0.1
