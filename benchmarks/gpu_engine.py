@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_checks import in_processes
+from gpu_linear import FAMILIES, SHAPES
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as record
 
@@ -28,6 +30,7 @@ from delivery.engine.assemble import Assembled, activation_dtype, around, device
 from delivery.engine.engine_model import load_model
 from delivery.engine.options import EngineOptions
 from delivery.engine.request import Request, SamplingParams
+from delivery.kernels.tuning import ROW_BUCKETS, Choice, Tile, choice_for
 from delivery.model.load import load_config
 from delivery.qtensor import QTensor
 
@@ -124,6 +127,26 @@ def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.Eng
         core.assemble = original
 
 
+def compile_linears(forms: list[str]) -> None:
+    """Compile the linear kernels that the forms take, in many processes; an engine would do it one by one."""
+    names = {"bf16": "w16a16", "w4a16": "w4a16", "int8": "w8a8int8", "fp8": "w8a8fp8"}
+    tasks: dict[tuple[str, Tile], tuple[str, int, int, int, Choice]] = {}
+    for name in {names[form] for form in forms} | {"w16a16"}:
+        for n, k in SHAPES.values():
+            for rows in ROW_BUCKETS:
+                choice = choice_for(FAMILIES[name].key, n, k, rows)
+                if choice is not None and choice.tile is not None:
+                    tasks.setdefault((name, choice.tile), (name, n, k, rows, choice))
+    in_processes(_run_once, list(tasks.values()))
+
+
+def _run_once(task: tuple[str, int, int, int, Choice]) -> None:
+    name, n, k, rows, choice = task
+    family = FAMILIES[name]
+    family.run(family.activations(rows, k), family.weight(n, k), choice)
+    torch.cuda.synchronize()
+
+
 def generate(engine: core.EngineCore, prompts: list[list[int]], new_tokens: int) -> float:
     """Seconds until every prompt has its tokens."""
     sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
@@ -178,6 +201,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
+    started = time.perf_counter()
+    compile_linears(arguments.forms)
+    print(f"linear kernels compiled in {time.perf_counter() - started:.0f} s", flush=True)
     for form in arguments.forms:
         started = time.perf_counter()
         engine = random_engine(form, LLAMA_8B | {"num_hidden_layers": arguments.layers}, max_num_seqs=256)

@@ -123,7 +123,16 @@ def check_tiles(names: Sequence[str], rows: Sequence[int]) -> list[Check]:
                     if choice.tile is None:
                         continue
                     t = choice.tile
-                    kind = (t.block_n, t.block_m, t.warps, t.stages, t.splits > 1, t.scale_weights, t.group_m)
+                    kind = (
+                        t.block_n,
+                        t.block_m,
+                        t.warps,
+                        t.stages,
+                        t.splits > 1,
+                        t.scale_weights,
+                        t.group_m,
+                        t.even,
+                    )
                     if kind not in seen:
                         seen.add(kind)
                         tasks.append((name, m, choice))
@@ -151,7 +160,8 @@ def describe(choice: Choice) -> str:
     if t is None:
         return choice.backend
     scaled = "w" if t.scale_weights else "a"
-    return f"{choice.backend}[{t.block_n}x{t.block_m} {t.warps}w {t.stages}s k{t.splits} {scaled}]"
+    splits = "even" if t.even else t.splits
+    return f"{choice.backend}[{t.block_n}x{t.block_m} {t.warps}w {t.stages}s k{splits} {scaled}]"
 
 
 def bytes_moved(family: str, n: int, k: int, rows: int) -> float:

@@ -102,8 +102,9 @@ class CudaGraphs:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             runner.hidden(resolved_ids(batch, runner.last_token), batch.inputs, out)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool)
             runner.hidden(resolved_ids(batch, runner.last_token), batch.inputs, out)
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph

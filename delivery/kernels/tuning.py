@@ -27,7 +27,8 @@ class Tile:
 
     block_n: output features; block_m: rows of x; warps: consumers, 4 or 8 (a producer comes on top);
     stages: depth of the ring; splits: programs that share K; scale_weights: 4-bit only, scales act on the
-    weights instead of the accumulator; group_m: row tiles that share a column tile's weights in L2.
+    weights instead of the accumulator; group_m: row tiles that share a column tile's weights in L2; even:
+    4-bit only, programs share all tiles' steps of K evenly and `splits` does not count.
     """
 
     block_n: int = 64
@@ -37,6 +38,7 @@ class Tile:
     splits: int = 1
     scale_weights: bool = False
     group_m: int = 16
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True)

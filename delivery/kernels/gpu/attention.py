@@ -30,11 +30,12 @@ def paged_attention(
     if num_decodes < 0:
         # Rows of padding belong to nobody: zero, so that what is computed from them stays finite.
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        where = (block_table, query_start, context_lens)
         decode_attention(
             q, k_cache, v_cache, block_table, context_lens, out, *options, query_start=query_start
         )
-        prefill_attention(q, k_cache, v_cache, *where, out, *options, 0, choose=True)
+        prefill_attention(
+            q, k_cache, v_cache, block_table, query_start, context_lens, out, *options, 0, choose=True
+        )
         return out
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if num_decodes:

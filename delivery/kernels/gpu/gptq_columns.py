@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -46,19 +44,19 @@ def gptq_columns(
 
 @triton.jit
 def _kernel(
-    weight: Any,
-    factor: Any,
-    scale: Any,
-    zero_point: Any,
-    group: Any,
-    out: Any,
-    errors: Any,
-    rows: Any,
-    columns: Any,
-    weight_stride: Any,
-    scale_stride: Any,
-    low: Any,
-    high: Any,
+    weight,
+    factor,
+    scale,
+    zero_point,
+    group,
+    out,
+    errors,
+    rows,
+    columns,
+    weight_stride,
+    scale_stride,
+    low,
+    high,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
