@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_samples import byte_level
 
-from delivery.checkpoint import Checkpoint, CheckpointWriter
-from delivery.checkpoint.convert import open_source
+from delivery.checkpoint import Checkpoint
+from delivery.checkpoint.convert import convert, open_source
 from delivery.checkpoint.gguf_file import GgufFile
 from delivery.checkpoint.gguf_source import GgufSource
+from delivery.engine import LLM
 from delivery.errors import DataError, UsageError
 
 IDS = torch.arange(3, 43)[None]
@@ -34,14 +35,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def to_checkpoint(file: Path, out: Path, dtype: str = "auto") -> Checkpoint:
-    source = GgufSource(file, dtype)
-    with CheckpointWriter(out) as writer:
-        for name in source.names():
-            writer.add(name, source.tensor(name))
-        for name, content in source.files().items():
-            writer.add_file(name, content)
-        writer.finish(dict(source.config))
-    return Checkpoint.open(out, source.config)
+    convert(open_source(file, dtype=dtype), out, 10**9, lambda done: None)
+    return Checkpoint.open(out)
+
+
+def engine_logits(directory: Path) -> torch.Tensor:
+    with LLM(directory, block_size=8, max_num_batched_tokens=16) as llm:
+        return torch.cat(list(llm.logits(IDS[0].tolist())))[None]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,7 +61,9 @@ def test_weights_config_and_logits_come_back(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(checkpoint.tensor(tensor_name), values, rtol=0, atol=0 if exact else 1e-6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-5)
+        expected = model(IDS).logits
+        torch.testing.assert_close(loaded(IDS).logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(engine_logits(tmp_path / "out"), expected, rtol=0, atol=1e-4)
 
 
 def test_gemma2_and_gemma3_norms_windows_and_caps(tmp_path: Path) -> None:
@@ -86,7 +88,9 @@ def test_gemma2_and_gemma3_norms_windows_and_caps(tmp_path: Path) -> None:
         )
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-4)
+            expected = model(IDS).logits
+            torch.testing.assert_close(loaded(IDS).logits, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(engine_logits(tmp_path / architecture), expected, rtol=0, atol=1e-4)
 
 
 def llama3_factors(config: Any) -> np.ndarray:
