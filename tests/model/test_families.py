@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_families import MODELS, build, tensors
 
+from delivery.checkpoint.layouts import source_architectures
 from delivery.errors import DataError
 from delivery.model import (
     DenseAttention,
@@ -61,6 +64,13 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
 def test_architecture_alone_decides() -> None:
     assert family_for({"architectures": ["Qwen3ForCausalLM"], "model_type": "llama"}).name == "qwen3"
     assert "LlamaForCausalLM" in architectures()
+
+
+def test_the_page_on_convert_lists_every_architecture() -> None:
+    page = Path(__file__).parents[2] / "docs" / "steps" / "convert.md"
+    classes = r"`(\w+(?:ForCausalLM|ForConditionalGeneration|Model))`"
+    listed = set(re.findall(classes, page.read_text("utf-8")))
+    assert listed == {*architectures(), *source_architectures()}
 
 
 def test_unknown_architecture_names_the_supported_ones() -> None:
