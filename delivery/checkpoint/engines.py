@@ -1,4 +1,4 @@
-"""Which quantised checkpoints other engines load: a small table of what their documentation says."""
+"""What other engines load: a small table of what their documentation and registries of models say."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ _READS: Mapping[str, Mapping[str, str]] = {
         "fp8": "the package accelerate",
     },
 }
+# Engine → architectures, of those that deliver knows, for which it has no class of its own.
+_LACKS: Mapping[str, frozenset[str]] = {
+    "lmdeploy": frozenset(
+        {
+            "GlmForCausalLM",
+            "GraniteForCausalLM",
+            "LlavaOnevisionForConditionalGeneration",
+            "Mistral3ForConditionalGeneration",
+        }
+    ),
+    "transformers": frozenset({"ChatGLMModel", "ChatGLMForConditionalGeneration", "InternLM2ForCausalLM"}),
+}
 
 
 def verdicts(config: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -37,6 +49,9 @@ def verdicts(config: Mapping[str, Any], quantization: Mapping[str, Any] | None) 
 def _verdict(
     engine: str, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
 ) -> dict[str, Any]:
+    name = next(iter(config.get("architectures") or ()), "")
+    if name in _LACKS.get(engine, ()) and not config.get("auto_map"):
+        return {"loads": False, "why_not": f"it has no class {name}", "needs": None}
     needs = ["trust in the checkpoint's own Python code"] if config.get("auto_map") else []
     if quantization is not None:
         method = str(quantization.get("quant_method"))

@@ -26,9 +26,10 @@ _LICENSE_LINE = re.compile(r"^license:\s*(\S+)", re.MULTILINE)
 def describe(path: Path | str) -> dict[str, Any]:
     """Facts about a Hugging Face directory, a `.bin` directory or a GGUF file, as JSON values.
 
-    Keys: architecture, family, parameters, layers, context_tokens, dtypes, size_bytes, bits_per_weight,
-    quantization, kv_bytes_per_token (at 16 bits), tokenizer, license, engines (name → loads, why_not,
-    needs), format. What is not known is None. Raises DataError where the directory itself is damaged.
+    Keys: architecture, family, parameters, active_parameters (of a token, with experts), layers, experts,
+    sliding_window, rope_scaling, context_tokens, dtypes, size_bytes, bits_per_weight, quantization,
+    kv_bytes_per_token (at 16 bits), tokenizer, license, engines (name → loads, why_not, needs), format.
+    What is not known is None. Raises DataError where the directory itself is damaged.
     """
     place = Path(path)
     if place.is_file() or (detect_format(place) == "gguf" and not (place / "config.json").is_file()):
@@ -39,6 +40,7 @@ def describe(path: Path | str) -> dict[str, Any]:
     quantization = config.get("quantization_config")
     quantization = quantization if isinstance(quantization, dict) else None
     facts = _model(config) | _weights(tensors, quantization)
+    facts["active_parameters"] = _active(tensors, quantization, facts["experts"])
     if stored == "bin":
         facts["size_bytes"] = sum(p.stat().st_size for p in place.glob("*.bin"))
     facts |= {
@@ -109,7 +111,28 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": known.rope.theta if known else config.get("rope_theta"),
         "tied_embeddings": known.tie_embeddings if known else config.get("tie_word_embeddings"),
         "kv_bytes_per_token": _kv_bytes(known) if known else None,
+        "sliding_window": known.sliding_window if known else config.get("sliding_window"),
+        "rope_scaling": known.rope.scaling.get("rope_type") if known else None,
+        "experts": _experts(known) if known else None,
     }
+
+
+def _experts(config: ModelConfig) -> dict[str, int] | None:
+    moe = config.moe
+    return None if moe is None else {"count": moe.num_experts, "per_token": moe.experts_per_token}
+
+
+def _active(
+    tensors: Mapping[str, TensorInfo],
+    quantization: Mapping[str, Any] | None,
+    experts: Mapping[str, int] | None,
+) -> int | None:
+    """Parameters that one token passes; None without experts."""
+    if experts is None or not tensors:
+        return None
+    counts = parameters_of(tensors, quantization)
+    routed = sum(count for name, count in counts.items() if ".experts." in name)
+    return sum(counts.values()) - routed + routed * experts["per_token"] // experts["count"]
 
 
 def _kv_bytes(config: ModelConfig) -> int:

@@ -28,8 +28,10 @@ def as_lines(facts: Mapping[str, Any]) -> list[str]:
 
 def _model(facts: Mapping[str, Any]) -> str:
     family = f" ({facts['family']})" if facts.get("family") else ""
-    count = facts.get("parameters")
-    return f"{facts.get('architecture')}{family}{f', {_amount(count, _UNITS)} parameters' if count else ''}"
+    count, active = facts.get("parameters"), facts.get("active_parameters")
+    size = f", {_amount(count, _UNITS)} parameters" if count else ""
+    size += f" ({_amount(active, _UNITS)} of them active)" if active else ""
+    return f"{facts.get('architecture')}{family}{size}"
 
 
 def _shape(facts: Mapping[str, Any]) -> str:
@@ -41,14 +43,20 @@ def _shape(facts: Mapping[str, Any]) -> str:
         "vocab_size": "tokens in the vocabulary",
     }
     words = [f"{facts[key]} {name}" for key, name in names.items() if facts.get(key)]
+    if experts := facts.get("experts"):
+        words.append(f"{experts['per_token']} of {experts['count']} experts a token")
     return ", ".join([*words, *(["tied embeddings"] if facts.get("tied_embeddings") else [])])
 
 
 def _context(facts: Mapping[str, Any]) -> str:
     if not facts.get("context_tokens"):
         return ""
-    kv = facts.get("kv_bytes_per_token")
-    return f"{facts['context_tokens']} tokens" + (f", {_amount(kv, _BYTES)} of KV cache each" if kv else "")
+    kv, window = facts.get("kv_bytes_per_token"), facts.get("sliding_window")
+    words = [f"{facts['context_tokens']} tokens"]
+    words += [f"{_amount(kv, _BYTES)} of KV cache each"] if kv else []
+    words += [f"window of {window}"] if window else []
+    words += [f"{facts['rope_scaling']} rotary"] if facts.get("rope_scaling") else []
+    return ", ".join(words)
 
 
 def _weights(facts: Mapping[str, Any]) -> str:

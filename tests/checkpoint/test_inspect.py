@@ -9,12 +9,14 @@ from pathlib import Path
 
 import gguf_samples as samples
 import pytest
+import tiny_families
 import torch
 from safetensors.torch import save_file
 from tiny_checkpoint import write_tokenizer
 from tokenizer_samples import byte_level
 
 from delivery.checkpoint import describe
+from delivery.checkpoint.engines import verdicts
 from delivery.checkpoint.inspect_text import as_lines
 from delivery.errors import DataError
 from delivery.formats import awq, compressed_tensors, fp8, gptq, smooth_quant
@@ -210,3 +212,35 @@ def test_lines_for_a_person(tmp_path: Path) -> None:
     assert "quantised:  no" in lines
     assert "tokenizer:  none" in lines
     assert any(line.startswith("loads in:   deliver: no, ") for line in lines)
+
+
+def test_experts_window_and_rotary_are_told(tmp_path: Path) -> None:
+    tiny_families.build("qwen2-moe").save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    facts = describe(tmp_path)
+    assert facts["experts"] == {"count": 6, "per_token": 3}
+    routed = 2 * 6 * 3 * 32 * 64  # two layers of six experts
+    assert facts["parameters"] - facts["active_parameters"] == routed // 2
+    text = "\n".join(as_lines(facts))
+    assert "parameters (125k of them active)" in text
+    assert "3 of 6 experts a token" in text
+    tiny_families.build("phi3-longrope", sliding_window=31).save_pretrained(tmp_path / "phi")
+    text = "\n".join(as_lines(describe(tmp_path / "phi")))
+    assert "window of 31, longrope rotary" in text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine"), [("GraniteForCausalLM", "lmdeploy"), ("ChatGLMModel", "transformers")]
+)
+def test_an_engine_without_a_class_says_so(architecture: str, engine: str) -> None:
+    verdict = verdicts({"architectures": [architecture]}, None)[engine]
+    assert verdict == {"loads": False, "why_not": f"it has no class {architecture}", "needs": None}
+    assert verdicts({"architectures": [architecture]}, None)["vllm"]["loads"]
+
+
+def test_what_has_to_be_converted_says_how(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"model.tok_embeddings.weight": torch.zeros(8, 8)}, architectures=["InternLM2ForCausalLM"]
+    )
+    ours = describe(tmp_path)["engines"]["deliver"]
+    assert ours["why_not"] == "InternLM2ForCausalLM has to be converted first"

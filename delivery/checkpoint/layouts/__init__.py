@@ -40,7 +40,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         return family_for(config)
     raise DataError(
         "unknown-architecture",
-        f"a {config['architectures'][0]} has to be converted first",
+        f"{config['architectures'][0]} has to be converted first",
         why="no class of its own is left for its layout; another one computes the same",
         hint="deliver convert --model PATH --out DIR",
     )
