@@ -1,4 +1,8 @@
-"""Finding the baseline of a measurement, and recording a first one where the pipeline allows it."""
+"""Finding the baseline of a measurement, and making a first one where the pipeline allows it.
+
+Making and recording are apart: whether a measurement may become a baseline is known only when it was
+judged, and one that failed must not be what later ones are held against.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The baseline to judge by. `made_now` says that this measurement is its own baseline."""
+    """The baseline to judge by. `made_now` says that this measurement is its own baseline.
+
+    `path` is where a baseline just made belongs; None for one that lies in its file already.
+    """
 
     baseline: Baseline
     made_now: bool
     note: str = ""
+    path: Path | None = None
+
+    def record(self) -> None:
+        """Write a baseline just made to its file; nothing for one that is there."""
+        if self.path is not None:
+            baselines.write(self.path, self.baseline)
 
 
 def find(place: Place, committed: Path, local: Path) -> Baseline | None:
@@ -47,9 +60,10 @@ def find(place: Place, committed: Path, local: Path) -> Baseline | None:
     return None
 
 
-def find_or_record(place: Place, committed: Path, local: Path, snapshot: Snapshot, missing: str) -> Found:
-    """The baseline; when there is none, `missing` decides: "bootstrap" records `snapshot` under `local`.
+def find_or_make(place: Place, committed: Path, local: Path, snapshot: Snapshot, missing: str) -> Found:
+    """The baseline; when there is none, `missing` decides: "bootstrap" makes one of `snapshot`.
 
+    It is not written: `record` does that under `local`, once the measurement was judged good.
     A measurement that its baseline was bootstrapped from stays the baseline's own when it is judged again.
     Raises BaselineError `baseline-missing`, or `baseline-other-device` when only other devices have one.
     """
@@ -69,9 +83,13 @@ def find_or_record(place: Place, committed: Path, local: Path, snapshot: Snapsho
     made = baselines.new(
         place.model, place.device, place.workload, place.workload_digest, snapshot, bootstrapped=True
     )
-    baselines.write(place.path(local), made)
     note = f"; there is one for {', '.join(others)}, which cannot be compared with" if others else ""
-    return Found(made, made_now=True, note=f"no baseline of {place.model} on {place.device_slug}{note}")
+    return Found(
+        made,
+        made_now=True,
+        note=f"no baseline of {place.model} on {place.device_slug}{note}",
+        path=place.path(local),
+    )
 
 
 def _missing(place: Place, others: list[str], committed: Path) -> BaselineError:

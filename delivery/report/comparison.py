@@ -12,7 +12,7 @@ from delivery.gate import validity
 from delivery.gate.family import FamilyVerdict, compare_runs
 from delivery.gate.limits import judge as judge_limit
 from delivery.gate.looks import ONLY, Look, looks
-from delivery.gate.lookup import Found, Place, find, find_or_record
+from delivery.gate.lookup import Found, Place, find, find_or_make
 from delivery.gate.memory import compare_memory
 from delivery.gate.metrics import DEFAULT_FAMILY
 from delivery.gate.report import Finding, Metric, Report, Verdict, worst
@@ -110,17 +110,17 @@ class Judge:
         return self._made(parts, reference, found)
 
     def _bootstrapped(self, found: Found) -> Report:
+        """Judged without a comparison; only what passes everything else becomes the baseline."""
         note = found.note or "judged by the measurement that it is made of"
-        itself = Reference(
-            found.baseline.current.runs, found.baseline.current.memory, paired=False, origin={}
-        )
-        parts = [
-            Part(
-                Verdict.BOOTSTRAPPED, findings=[Finding("warning", f"{note}: this one became the baseline")]
-            ),
-            self._targets(),
-            self._self_test(itself),
-        ]
+        current = found.baseline.current
+        itself = Reference(current.runs, current.memory, paired=False, origin={})
+        absolute = [self._targets(), self._self_test(itself)]
+        if worst([part.verdict for part in absolute]).releases:
+            found.record()
+            told = f"{note}: this one became the baseline"
+        else:
+            told = f"{note}: this one failed and does not become the baseline"
+        parts = [Part(Verdict.BOOTSTRAPPED, findings=[Finding("warning", told)]), *absolute]
         return self._made(parts, None, found)
 
     # what the candidate is compared with
@@ -132,7 +132,7 @@ class Judge:
             stored = find(place, self.committed, self.local)
             return None if stored is None else Found(stored, made_now=False)
         missing = str(self.gate.get("missing_baseline", "fail"))
-        return find_or_record(place, self.committed, self.local, self.snapshot("first measurement"), missing)
+        return find_or_make(place, self.committed, self.local, self.snapshot("first measurement"), missing)
 
     def _place(self) -> Place:
         return place_of(self.model, self.data)

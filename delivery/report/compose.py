@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from delivery.artifact import canonical_json
-from delivery.gate.lookup import Found, Place, find, find_or_record
+from delivery.gate.lookup import Found, Place, find, find_or_make
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,8 +88,11 @@ def today() -> str:
 
 
 def optional_baseline(where: Place, committed: Path, local: Path, snapshot: Snapshot | None) -> Found | None:
-    """The baseline of a secondary number. With none, `snapshot` is recorded locally, or nothing is said."""
+    """The baseline of a secondary number. With none, one is made of `snapshot`, or nothing is said.
+
+    The caller records what was made when the check's verdict allows it.
+    """
     if snapshot is not None:
-        return find_or_record(where, committed, local, snapshot, "bootstrap")
+        return find_or_make(where, committed, local, snapshot, "bootstrap")
     found = find(where, committed, local)
     return None if found is None else Found(found, made_now=False)

@@ -13,6 +13,7 @@ from delivery.steps.step import Input, JudgeContext, StepContext, param, step, t
 
 if TYPE_CHECKING:
     from delivery.engine import LLM
+    from delivery.gate.lookup import Found
     from delivery.gate.report import Finding, Metric, Report
 
 _MEASUREMENT = "evaluate.json"
@@ -122,13 +123,17 @@ class Evaluate:
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
         metrics = quality.metrics(measured, limits)
         findings = quality.findings(measured, metrics)
-        metrics, drifted, baseline = self._against_release(ctx, measured, metrics)
+        found = self._release(ctx, measured, metrics)
+        metrics, drifted, baseline = self._against(found, metrics)
         findings += drifted
+        verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
+        if found is not None and verdict.releases:
+            found.record()
         inputs = {role: ctx.input(role).digest for role in ("engine", "source")}
         return Report(
             check=self.name,
             subject=ctx.input("engine").digest,
-            verdict=worst([Verdict(m.status) for m in metrics if m.status != "shown"]),
+            verdict=verdict,
             metrics=tuple(metrics),
             findings=tuple(findings),
             evidence=(_MEASUREMENT,),
@@ -149,12 +154,10 @@ class Evaluate:
             },
         )
 
-    def _against_release(
-        self, ctx: JudgeContext, measured: Mapping[str, Any], metrics: list[Metric]
-    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
-        """Perplexities against the last release's, where one is recorded, on whatever device."""
+    def _release(self, ctx: JudgeContext, measured: Mapping[str, Any], metrics: list[Metric]) -> Found | None:
+        """The last release's numbers, where they are recorded, on whatever device."""
         from delivery.gate.baseline import Snapshot
-        from delivery.report import compose, quality
+        from delivery.report import compose
 
         workload = {
             "check": self.name,
@@ -174,9 +177,16 @@ class Evaluate:
         )
         place = compose.place(ctx.model, {**measured, "device_slug": "any", "device": {}}, workload)
         recording = ctx.gate.get("missing_baseline") == "bootstrap"
-        found = compose.optional_baseline(
+        return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
         )
+
+    def _against(
+        self, found: Found | None, metrics: list[Metric]
+    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
+        """Perplexities held against the last release's."""
+        from delivery.report import compose, quality
+
         if found is None or found.made_now:
             return metrics, [], None
         before = found.baseline.anchor or found.baseline.current

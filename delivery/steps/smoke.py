@@ -16,6 +16,7 @@ from delivery.resources import resource
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
+    from delivery.gate.lookup import Found
     from delivery.gate.outputs.suite import Suite
     from delivery.gate.report import Finding, Metric, Report
 
@@ -148,7 +149,8 @@ class Smoke:
             [suite_from_json(s) for s in measured["suites"]], measured["answers"], measured["special_tokens"]
         )
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
-        timing, notes, baseline = self._timing(ctx, measured)
+        found = self._baseline(ctx, measured)
+        timing, notes, baseline = self._timing(found, measured)
         metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
         if measured["open_turns"]:
             text = "the chat template ends assistant turns with no token that ends generation"
@@ -157,10 +159,13 @@ class Smoke:
             notes.append(Finding("info", "no source was given: greedy tokens were not compared"))
         inputs = {role: ctx.input(role).digest for role in ("engine", "source") if ctx.has(role)}
         runs = [str(i + 1) for i in range(len(measured["timings_ms"]))]
+        verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
+        if found is not None and verdict.releases:
+            found.record()
         return Report(
             check=self.name,
             subject=ctx.input("engine").digest,
-            verdict=worst([Verdict(m.status) for m in metrics if m.status != "shown"]),
+            verdict=verdict,
             metrics=tuple(metrics),
             findings=(*answers.findings(judged), *notes),
             evidence=(_MEASUREMENT,),
@@ -202,33 +207,37 @@ class Smoke:
         out.append(judge("planned_bytes", planned, limits))
         return out
 
-    def _timing(
-        self, ctx: JudgeContext, measured: Mapping[str, Any]
-    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
-        """P50 and P95 of the timed runs against the baseline's; a first baseline is only recorded."""
-        from delivery.gate.alarm import coarse_alarm
+    def _baseline(self, ctx: JudgeContext, measured: Mapping[str, Any]) -> Found | None:
+        """The baseline of the timed runs; without one the alarm is silent, and compare says what follows."""
         from delivery.gate.baseline import Snapshot
-        from delivery.gate.report import Finding
-        from delivery.report import compose, timings
+        from delivery.report import compose
 
-        ours = measured["timings_ms"]
         place = compose.place(ctx.model, measured, self._workload(measured))
         snapshot = Snapshot(
             engine=measured["engine"],
             reason="first measurement here",
             runs=(),
             memory=measured["memory"],
-            samples={"timings_ms": ours},
+            samples={"timings_ms": measured["timings_ms"]},
             versions=measured["versions"],
             measurement=ctx.measurement.digest,
             commit=compose.current_commit(),
             recorded=compose.today(),
         )
-        # Without a baseline the alarm is silent; whether that stops a release is for compare to say.
         recording = ctx.gate.get("missing_baseline") == "bootstrap"
-        found = compose.optional_baseline(
+        return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
         )
+
+    def _timing(
+        self, found: Found | None, measured: Mapping[str, Any]
+    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
+        """P50 and P95 of the timed runs, against the baseline's where there is one."""
+        from delivery.gate.alarm import coarse_alarm
+        from delivery.gate.report import Finding
+        from delivery.report import compose, timings
+
+        ours = measured["timings_ms"]
         if found is None or found.made_now:
             return timings.metrics(ours), [Finding("info", "no baseline for the timed runs")], None
         before = found.baseline.current

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,12 +130,15 @@ def test_smoke_alarms_when_the_runs_got_slower_and_limits_are_the_pipelines(tmp_
     ctx = Context(tmp_path / "out", tiny_checkpoint)
     step = Smoke(suites=(str(suite),), runs=4)
     step.run(ctx)
-    step.judge(ctx)
+    assert step.judge(ctx).verdict is Verdict.FAIL
+    assert not ctx.local_baselines.exists()  # what failed is nothing to hold others against
+    ctx.gate["limits"] = {"smoke_failed_prompts": 5, "smoke_unstopped_outputs": 5}
+    assert step.judge(ctx).verdict is Verdict.PASS
+    assert len(list(ctx.local_baselines.rglob("*.json"))) == 1
     path = ctx.out / "smoke.json"
     data = json.loads(path.read_text())
     data["timings_ms"] = [t * 3 for t in data["timings_ms"]]
     path.write_text(json.dumps(data))
-    ctx.gate["limits"] = {"smoke_failed_prompts": 5, "smoke_unstopped_outputs": 5}
     report = step.judge(ctx)
     assert metric(report, "smoke_p95_ms").status == "fail"
     assert metric(report, "smoke_failed_prompts").status == "pass"
@@ -157,6 +160,9 @@ def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint
     ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
     step = Evaluate(corpus=str(corpus), windows=2, window_tokens=160, bleu_prompts=1, bleu_tokens=4)
     step.run(ctx)
+    too_strict = {**ctx.gate, "limits": {"perplexity": 2.0}}
+    assert step.judge(replace(ctx, gate=too_strict)).verdict is Verdict.FAIL
+    assert not ctx.local_baselines.exists()
     report = step.judge(ctx)
     render(report, ctx.out)
     assert report.verdict is Verdict.PASS

@@ -166,6 +166,16 @@ def test_a_measurement_that_is_worthless_becomes_no_baseline(judged):
     assert judged(side(count=5), gate=gate, foreign_limit=0.9).verdict is Verdict.BOOTSTRAPPED
 
 
+def test_a_failed_measurement_becomes_no_baseline(judged):
+    gate = {"missing_baseline": "bootstrap"}
+    slow = judged(side(), gate={**gate, "slo": {"ttft_p95_ms": 1.0}})
+    assert slow.verdict is Verdict.FAIL
+    assert "does not become the baseline" in said(slow)
+    assert not (judged.root / "local").exists()
+    assert judged(side(), gate=gate).verdict is Verdict.BOOTSTRAPPED
+    assert len(list((judged.root / "local").rglob("*.json"))) == 1
+
+
 def test_failed_requests_are_invalid_before_anything_is_compared(judged):
     broken = side()
     runs = (*broken.runs[:4], (replace(broken.runs[4][0], error="reset"), *broken.runs[4][1:]))
