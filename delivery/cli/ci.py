@@ -1,48 +1,92 @@
-"""Print the CI definition of a pipeline."""
+"""Print the CI definition of a pipeline; comment on a merge request."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from delivery.cli._session import Session, pass_session
+from delivery.cli._session import Session, pass_session, workdir_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DEFAULT = "pipelines/default.yaml"
 
 
-@click.command()
-@click.argument("system", type=click.Choice(["gitlab", "github"]))
-@click.argument("pipeline", required=False, default=_DEFAULT)
-@click.option("--install", metavar="COMMAND", help="Shell command that installs deliver in a job.")
-@click.option("--image", help="Container image that GitLab's jobs run in.")
-@click.option(
-    "--watch", multiple=True, metavar="GLOB", help="Run on changes of these files too, beside the weights."
-)
-@pass_session
-def command(
-    session: Session,
-    system: str,
-    pipeline: str,
-    install: str | None,
-    image: str | None,
-    watch: tuple[str, ...],
-) -> None:
-    """Print the CI definition of PIPELINE for GitLab or GitHub on stdout.
+@click.group()
+def command() -> None:
+    """CI: print the definition of a pipeline, or tell a merge request what its checks said."""
+
+
+def _prints(system: str, title: str) -> Callable[..., None]:
+    @command.command(
+        name=system,
+        help=f"""Print the CI definition of PIPELINE for {title} on stdout.
 
     One job a stage, run on every weight commit; artifacts, caches and reports are passed on, a missing
     baseline fails, and main is deployed with a rollback.
-    """
-    from delivery.cli._ci import CiOptions, render_ci
-    from delivery.pipeline.spec import load_pipeline
-
-    given = {"install": install, "image": image}
-    words = ["deliver", "ci", system, pipeline]
-    words += [w for name, value in given.items() if value for w in (f"--{name}", value)]
-    words += [w for glob in watch for w in ("--watch", glob)]
-    options = CiOptions(
-        **{name: value for name, value in given.items() if value}, watch=watch, command=shlex.join(words)
+    """,
     )
-    loaded = load_pipeline(Path(pipeline), steps=session.steps)
-    click.echo(render_ci(system, loaded, pipeline, options), nl=False)
+    @click.argument("pipeline", required=False, default=_DEFAULT)
+    @click.option("--install", metavar="COMMAND", help="Shell command that installs deliver in a job.")
+    @click.option("--image", help="Container image that GitLab's jobs run in.")
+    @click.option(
+        "--watch",
+        multiple=True,
+        metavar="GLOB",
+        help="Run on changes of these files too, beside the weights.",
+    )
+    @pass_session
+    def printed(
+        session: Session, pipeline: str, install: str | None, image: str | None, watch: tuple[str, ...]
+    ) -> None:
+        from delivery.cli._ci import CiOptions, render_ci
+        from delivery.pipeline.spec import load_pipeline
+
+        given = {"install": install, "image": image}
+        words = ["deliver", "ci", system, pipeline]
+        words += [w for name, value in given.items() if value for w in (f"--{name}", value)]
+        words += [w for glob in watch for w in ("--watch", glob)]
+        options = CiOptions(
+            **{name: value for name, value in given.items() if value}, watch=watch, command=shlex.join(words)
+        )
+        loaded = load_pipeline(Path(pipeline), steps=session.steps)
+        click.echo(render_ci(system, loaded, pipeline, options), nl=False)
+
+    return printed
+
+
+_prints("gitlab", "GitLab")
+_prints("github", "GitHub")
+
+
+@command.command()
+@click.argument("pipeline", required=False, default=_DEFAULT)
+@workdir_option
+@pass_session
+def comment(session: Session, pipeline: str) -> None:
+    """Put what the checks of PIPELINE said into a comment on the merge request of this CI job.
+
+    One comment a pipeline: it is found again and changed. The job is known by the variables of GitLab and
+    GitHub; the token is taken from DELIVER_COMMENT_TOKEN, and without one nothing is posted.
+    """
+    from delivery.pipeline.spec import load_pipeline
+    from delivery.report import comment as comments
+    from delivery.report.compose import current_commit
+
+    thread = comments.thread_of(os.environ)
+    if isinstance(thread, comments.NoThread):
+        click.echo(f"no comment: {thread.reason}")
+        return
+    stages = [stage.id for stage in load_pipeline(Path(pipeline), steps=session.steps).stages]
+    commit = current_commit()
+    reports = comments.reports_of(session.workdir / "reports", stages, commit)
+    if not reports:
+        click.echo(f"no comment: {session.workdir}/reports has no report of this commit")
+        return
+    done = thread.post(comments.marker(pipeline), comments.text_of(reports, commit))
+    click.echo(f"comment {done}: {', '.join(f'{r.check} {r.verdict.value}' for r in reports)}")

@@ -26,7 +26,7 @@ _MARKS = {
 def document(report: Report) -> str:
     """Headline, metrics and findings; cut at `MAX_BYTES` with a note."""
     top = headline(report)
-    lines = [f"### {_mark(report.verdict.value)} · {escape(top.title)}", ""]
+    lines = [f"### {mark(report.verdict.value)} · {escape(top.title)}", ""]
     lines += [f"- **{question}:** {escape(answer)}" for question, answer in top.answers]
     if top.command:
         lines += ["", "```sh", top.command.replace("```", ""), "```"]
@@ -36,7 +36,7 @@ def document(report: Report) -> str:
     if report.findings:
         lines += ["", *(f"- {f.severity}: {escape(f.text)}" for f in report.findings)]
     lines += ["", f"<sub>subject `{words.short(report.subject)}`</sub>"]
-    return _cut("\n".join(lines) + "\n")
+    return cut("\n".join(lines) + "\n")
 
 
 def escape(text: str) -> str:
@@ -56,16 +56,18 @@ def _row(metric: Metric) -> str:
         base,
         words.change(metric),
         words.limit(metric),
-        _mark(metric.status),
+        mark(metric.status),
     )
     return "| " + " | ".join(cells) + " |"
 
 
-def _mark(status: str) -> str:
+def mark(status: str) -> str:
+    """A verdict as people see it at once."""
     return _MARKS.get(status, status)
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """The text, or as much as fits into `MAX_BYTES` and a note that says so."""
     encoded = text.encode()
     if len(encoded) <= MAX_BYTES:
         return text

@@ -103,6 +103,20 @@ def test_gitlab_passes_on_artifacts_caches_and_reports() -> None:
     assert made["package"]["artifacts"]["paths"] == ["release/"]
 
 
+def test_checks_comment_on_the_merge_request_and_only_they_may() -> None:
+    made = gitlab(pipeline())
+    assert made["smoke"]["after_script"] == ['deliver ci comment "$DELIVER_PIPELINE"']
+    assert "after_script" not in made["build"]
+    jobs = github(pipeline())["jobs"]
+    assert jobs["smoke"]["permissions"] == {"contents": "read", "pull-requests": "write"}
+    assert "permissions" not in jobs["build"]
+    (step,) = [s for s in jobs["smoke"]["steps"] if "ci comment" in s.get("run", "")]
+    assert step["if"] == "always() && github.event_name == 'pull_request'"
+    assert step["continue-on-error"] is True
+    with_token = [s for s in jobs["smoke"]["steps"] if "github.token" in str(s)]
+    assert with_token == [step]
+
+
 def test_gpu_stages_go_to_the_tagged_runners() -> None:
     made = gitlab(pipeline())
     assert [name for name, job in made.items() if isinstance(job, dict) and "tags" in job] == [
