@@ -70,6 +70,10 @@ class Canonical:
                     raise _mixed(seen)
             yield piece.name, tensor, region
 
+    def names(self) -> set[str]:
+        """Names of all tensors to be written, but that a tied head may fall away."""
+        return {piece.name for piece in self._pieces()}
+
     def files(self) -> Mapping[str, Path | bytes]:
         """What travels beside the weights, with a `tokenizer.json` where the source has none."""
         files = dict(self.source.files())

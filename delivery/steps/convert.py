@@ -48,12 +48,14 @@ class Convert:
     shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.")
 
     def run(self, ctx: StepContext) -> None:
+        from delivery.checkpoint.complete import check_complete
         from delivery.checkpoint.convert import convert
 
         with ctx.progress("fetch", 1, "model") as task:
             path = self._model().fetch(task.note)
             task.advance()
         source = self._open(path)
+        check_complete(source.config, source.names())
         with ctx.progress("convert", source.size_bytes, "bytes") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
         for note in source.notes:

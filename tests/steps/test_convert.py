@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from delivery.artifact import Kind
-from delivery.checkpoint import Checkpoint
+from delivery.checkpoint import Checkpoint, CheckpointWriter
 from delivery.checkpoint.fetch import demo
 from delivery.errors import DataError, EnvironmentLacking, UsageError
 from delivery.steps import step_class
@@ -118,6 +119,61 @@ def test_refusals_leave_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
         with pytest.raises((UsageError, DataError), match=message):
             made.run(Context(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def damaged(tiny: Path, out: Path, how: str) -> Path:
+    """A copy of a good checkpoint in two shards with one fault."""
+    good = Checkpoint.open(tiny)
+    with CheckpointWriter(out, good.size_bytes() * 2 // 3) as writer:
+        writer.copy_files(good)
+        for name in good.names():
+            values = good.tensor(name).clone()
+            if how == "nan" and name == "model.layers.1.mlp.up_proj.weight":
+                values[3, 5] = float("nan")
+            if how == "dtypes" and name == "model.layers.1.mlp.up_proj.weight":
+                values = values.half()
+            if how != "tensor" or name != "model.layers.1.self_attn.k_proj.weight":
+                writer.add(name, values)
+        names = {"architecture": ["BertModel"], "family": ["Qwen3ForCausalLM"], "silent": None}
+        stated = names.get(how, good.config["architectures"])
+        writer.finish({**good.config, "architectures": stated})
+    shards = sorted(out.glob("*.safetensors"))
+    assert len(shards) == 2
+    if how == "truncated":
+        shards[1].write_bytes(shards[1].read_bytes()[:-8])
+    if how == "missing":
+        shards[1].unlink()
+    if how == "twice":
+        first = load_file(shards[0])
+        save_file(load_file(shards[1]) | dict([first.popitem()]), shards[1])
+    if how == "shape":
+        raw = shards[0].read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = raw[8 : 8 + size].replace(b'"shape":[64]', b'"shape":[65]', 1)
+        shards[0].write_bytes(raw[:8] + header + raw[8 + size :])
+    return out
+
+
+FAULTS = {
+    "truncated": "model-00002-of-00002.safetensors",
+    "missing": "model-00002-of-00002.safetensors",
+    "twice": "two shards",
+    "shape": "shape",
+    "nan": r"model\.layers\.1\.mlp\.up_proj\.weight",
+    "dtypes": "different dtypes",
+    "architecture": "supported: .*LlamaForCausalLM",
+    "silent": "does not say what the model is",
+    "family": r"no tensor model\.layers\.0\.self_attn\.q_norm\.weight",
+    "tensor": r"no tensor model\.layers\.1\.self_attn\.k_proj\.weight",
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_bad_source_is_named_and_leaves_nothing(how: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    source = damaged(tiny_checkpoint, tmp_path / "source", how)
+    with pytest.raises(DataError, match=FAULTS[how]):
+        Convert(model=str(source)).run(Context(tmp_path / "out"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
 
 
 def test_what_was_changed_is_a_finding(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Whether a checkpoint has every tensor that its architecture needs, by names alone. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from delivery.errors import DataError
+from delivery.model.families import family_for, family_named
+from delivery.model.families.family import Part
+
+_SUFFIXES = ("weight", "qweight", "weight_packed")
+
+
+def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raises DataError `missing-weight` with the first tensor that is not among `names`.
+
+    A checkpoint whose `architectures` names another family is told by this before a weight is read.
+    """
+    model = family_for(config).config(config)
+    family = family_named(model.family)
+    present = frozenset(names)
+
+    def holds(prefix: str) -> bool:
+        return any(f"{prefix}.{suffix}" in present for suffix in _SUFFIXES)
+
+    def stored(root: str, part: Part) -> bool:
+        here = f"{root}.{part.prefix}"
+        other = part.alternative
+        return holds(here) or here in present or (other is not None and stored(root, other))
+
+    root = next((r for r in family.roots if holds(f"{r}.{family.embed}")), None)
+    if root is None:
+        raise _missing(f"{family.roots[0]}.{family.embed}.weight", config)
+    wanted = [f"{root}.{family.norm}"]
+    for layer in range(model.num_layers):
+        for part in family.linears(model, layer).values():
+            if not stored(root, part):
+                raise _missing(f"{root}.{part.prefix}.weight", config)
+        more = (*family.norms(model, layer).values(), *family.tensors(model, layer).values())
+        wanted += [f"{root}.{name}" for name in more]
+    for name in wanted:
+        if name not in present:
+            raise _missing(name, config)
+
+
+def _missing(name: str, config: Mapping[str, Any]) -> DataError:
+    return DataError(
+        "missing-weight",
+        f"the checkpoint has no tensor {name}",
+        why=f"a {config['architectures'][0]}, which its config says it is, needs it",
+        hint="deliver inspect on the checkpoint; is its `architectures` right?",
+    )
