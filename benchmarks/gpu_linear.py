@@ -160,8 +160,7 @@ def describe(choice: Choice) -> str:
     if t is None:
         return choice.backend
     scaled = "w" if t.scale_weights else "a"
-    splits = "even" if t.even else t.splits
-    return f"{choice.backend}[{t.block_n}x{t.block_m} {t.warps}w {t.stages}s k{splits} {scaled}]"
+    return f"{choice.backend}[{t.block_n}x{t.block_m} {t.warps}w {t.stages}s k{t.splits} {scaled}]"
 
 
 def bytes_moved(family: str, n: int, k: int, rows: int) -> float:

@@ -55,8 +55,6 @@ def _few_rows(n: int, k: int, rows: int) -> Iterator[Tile]:
                 for stages in (4, 6, 8):
                     for scale_weights in (True,) if wide else (False, True):
                         yield Tile(block_n, block_m, warps, stages, splits, scale_weights)
-                        if splits == 1 and not wide:
-                            yield Tile(block_n, block_m, warps, stages, 1, scale_weights, even=True)
 
 
 def _many_rows(n: int, k: int, rows: int) -> Iterator[Tile]:

@@ -27,8 +27,7 @@ class Tile:
 
     block_n: output features; block_m: rows of x; warps: consumers, 4 or 8 (a producer comes on top);
     stages: depth of the ring; splits: programs that share K; scale_weights: 4-bit only, scales act on the
-    weights instead of the accumulator; group_m: row tiles that share a column tile's weights in L2; even:
-    4-bit only, programs share all tiles' steps of K evenly and `splits` does not count.
+    weights instead of the accumulator; group_m: row tiles that share a column tile's weights in L2.
     """
 
     block_n: int = 64
@@ -38,7 +37,6 @@ class Tile:
     splits: int = 1
     scale_weights: bool = False
     group_m: int = 16
-    even: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ W4 = {
     "one-row": {"BLOCK_M": 8},
     "shared-k": {"BLOCK_M": 16, "SHARED_K": True, "DTYPE": "fp16"},
     "groups-of-32": {"BLOCK_M": 8, "CHUNKS": 4, "GROUPS": 4},
-    "even": {"BLOCK_M": 8, "SHARED_K": True, "EVEN": True},
     "64-rows": {"BLOCK_M": 64, "STAGES": 4, "SCALED": True, "REGISTERS": 128},
     "wide": {"BLOCK_N": 256, "BLOCK_M": 128, "STAGES": 3, "SCALED": True, "WARPS": 8, "REGISTERS": 168},
     "tall": {"BLOCK_N": 128, "BLOCK_M": 256, "STAGES": 3, "SCALED": True, "WARPS": 8, "REGISTERS": 168},
@@ -52,7 +51,7 @@ def compiled_w4(**options: Any) -> Any:
         "arrivals": "*i32",
         **dict.fromkeys(("M", "N", "N_PAD", "steps", "steps_per_split"), "i32"),
     }
-    constants = {"SHARED_K": False, "EVEN": False, "GROUP_M": 16, "ZERO": True, "SCALED": False, "BIAS": False, **options}
+    constants = {"SHARED_K": False, "GROUP_M": 16, "ZERO": True, "SCALED": False, "BIAS": False, **options}
     return compiled(w4_hopper._kernel, signature, constants, warps, registers)
 
 

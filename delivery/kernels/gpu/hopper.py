@@ -52,16 +52,6 @@ def programs(tile: Tile, tiles: int, splits: int, shared_bytes: int, device: tor
     return min(tiles, multiprocessors(device) * programs_per_multiprocessor(tile, shared_bytes))
 
 
-def even_share(tile: Tile, tiles: int, steps: int, shared_bytes: int, device: torch.device) -> int | None:
-    """Steps of each program when all programs that run at once share `tiles` tiles of `steps` steps evenly;
-    None where the sums of cut tiles would not fit the workspace. A tile is cut into MAX_SPLITS at most."""
-    most = int(MAX_SPLITS.value)
-    if tiles > MAX_TILES or tiles * most * tile.block_n * tile.block_m * 4 > WORKSPACE_BYTES:
-        return None
-    at_once = multiprocessors(device) * programs_per_multiprocessor(tile, shared_bytes)
-    return max(-(-tiles * steps // at_once), -(-steps // (most - 2)))
-
-
 def rows_descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A bulk-copy view of a 2-D tensor in boxes [rows, columns]; beyond its edge a box reads zero."""
     bits = tensor.element_size() * 8
@@ -96,13 +86,11 @@ def sum_of_splits(
     tile,
     split,
     splits,
-    slots,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """(sum over the splits of a tile, whether this program holds it). acc [BLOCK_N, BLOCK_M]; a tile has room
-    for `slots` splits.
+    """(sum over the splits of a tile, whether this program holds it). acc [BLOCK_N, BLOCK_M].
 
     Every program writes its part; the last to arrive adds all of them in the order of the splits, so the
     result does not depend on who was last. It leaves the counter at zero for the next launch.
@@ -111,7 +99,7 @@ def sum_of_splits(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT)).expand_dims(0)
     offset = n * BLOCK_M + m
     size: gl.constexpr = BLOCK_N * BLOCK_M
-    base = partial + tile * (slots * size)
+    base = partial + tile * (splits * size)
     gl.store(base + split * size + offset, acc)
     barrier()
     last = gl.atomic_add(arrivals + tile, 1, sem="acq_rel") == splits - 1
@@ -128,14 +116,6 @@ def sum_of_splits(
                 total += gl.load(base + other * size + offset, cache_modifier=".cg")
         gl.store(arrivals + tile, 0)
     return total, last
-
-
-@gluon.jit
-def piece_of(position, end, steps):
-    """(tile, first step, number of steps) at a position on the line of all tiles' steps; not beyond `end`."""
-    tile = position // steps
-    first = position - tile * steps
-    return tile, first, gl.minimum(steps - first, end - position)
 
 
 @gluon.constexpr_function
@@ -185,10 +165,8 @@ def write_tile(
 __all__ = [
     "allowed_splits",
     "barrier",
-    "even_share",
     "gdc_wait",
     "line_descriptor",
-    "piece_of",
     "programs",
     "rows_descriptor",
     "sum_of_splits",

@@ -182,7 +182,7 @@ def _consume(
         mine = True
         if SHARED_K:
             value, mine = sum_of_splits(
-                value, partial, arrivals, tile, split, splits, splits, BLOCK_N, BLOCK_M, LAYOUT
+                value, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT
             )
         if mine:
             if SCALES == "row":

@@ -21,11 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from delivery.kernels.gpu.hopper import (
-    MAX_SPLITS,
     allowed_splits,
-    even_share,
     line_descriptor,
-    piece_of,
     programs,
     rows_descriptor,
     sum_of_splits,
@@ -129,86 +126,6 @@ def _step(
 
 
 @gluon.jit
-def _one_tile(
-    rings,
-    ready,
-    free,
-    out,
-    bias,
-    partial,
-    arrivals,
-    M,
-    N,
-    tile,
-    split,
-    splits,
-    slots,
-    count,
-    stage,
-    phase,
-    STAGES: gl.constexpr,
-    SHARED_K: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    GROUPS: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    ZERO: gl.constexpr,
-    SCALED: gl.constexpr,
-    BIAS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """`count` steps of a tile, summed with those of other programs and written; (next stage, next phase)."""
-    BLOCK_N: gl.constexpr = rings[0].shape[1] * 2
-    BLOCK_M: gl.constexpr = rings[1].shape[1]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
-    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
-    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
-    zero = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
-    no_a = gl.zeros([BLOCK_N, 128 // CHUNKS], rings[1].dtype, gl.DotOperandLayout(0, LAYOUT, 2))
-    no_scale = gl.zeros([BLOCK_N], gl.float32, ROWS)
-    m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-    # The first step stands outside the loop, so that its accumulator is born in the tensor cores.
-    mbarrier.wait(ready.index(stage), phase)
-    acc, a, scale, total = _step(
-        rings, free, stage, stage, zero, no_a, no_scale, zero, zero,
-        True, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
-    )  # fmt: skip
-    before = stage
-    stage += 1
-    if stage == STAGES:
-        stage = 0
-        phase ^= 1
-    for _ in range(1, count):
-        mbarrier.wait(ready.index(stage), phase)
-        acc, a, scale, total = _step(
-            rings, free, stage, before, acc, a, scale, total, zero,
-            False, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
-        )  # fmt: skip
-        before = stage
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-    done, a = warpgroup_mma_wait(0, [acc, a])
-    mbarrier.arrive(free.index(before), count=1)
-    if SCALED:
-        total = done
-    else:
-        total += done * scale.expand_dims(1)
-    mine = splits == 1
-    if SHARED_K and splits > 1:
-        total, mine = sum_of_splits(
-            total, partial, arrivals, tile, split, splits, slots, BLOCK_N, BLOCK_M, LAYOUT
-        )
-    if mine:
-        write_tile(
-            total, out, bias, out, n * BLOCK_N, m * BLOCK_M, M, N,
-            BIAS, False, LAYOUT, BLOCK_N, BLOCK_M, WARPS,
-        )  # fmt: skip
-    return stage, phase
-
-
-@gluon.jit
 def _consume(
     rings,
     ready,
@@ -219,14 +136,11 @@ def _consume(
     arrivals,
     M,
     N,
-    steps,
     split,
     splits,
-    share,
     count,
     STAGES: gl.constexpr,
     SHARED_K: gl.constexpr,
-    EVEN: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -237,29 +151,54 @@ def _consume(
 ):
     BLOCK_N: gl.constexpr = rings[0].shape[1] * 2
     BLOCK_M: gl.constexpr = rings[1].shape[1]
-    tiles = ((M + BLOCK_M - 1) // BLOCK_M) * ((N + BLOCK_N - 1) // BLOCK_N)
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
+    zero = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
+    no_a = gl.zeros([BLOCK_N, 128 // CHUNKS], rings[1].dtype, gl.DotOperandLayout(0, LAYOUT, 2))
+    no_scale = gl.zeros([BLOCK_N], gl.float32, ROWS)
     stage = 0
     phase = 0
-    if EVEN:
-        position = gl.program_id(0) * share
-        end = gl.minimum(position + share, tiles * steps)
-        while position < end:
-            tile, _, taken = piece_of(position, end, steps)
-            begun = tile * steps // share
-            pieces = ((tile + 1) * steps - 1) // share - begun + 1
-            stage, phase = _one_tile(
-                rings, ready, free, out, bias, partial, arrivals, M, N,
-                tile, gl.program_id(0) - begun, pieces, MAX_SPLITS, taken, stage, phase,
-                STAGES, SHARED_K, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        m0 = m * BLOCK_M
+        n0 = n * BLOCK_N
+        # The first step stands outside the loop, so that its accumulator is born in the tensor cores.
+        mbarrier.wait(ready.index(stage), phase)
+        acc, a, scale, total = _step(
+            rings, free, stage, stage, zero, no_a, no_scale, zero, zero,
+            True, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
+        )  # fmt: skip
+        before = stage
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+        for _ in range(1, count):
+            mbarrier.wait(ready.index(stage), phase)
+            acc, a, scale, total = _step(
+                rings, free, stage, before, acc, a, scale, total, zero,
+                False, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
             )  # fmt: skip
-            position += taken
-    else:
-        for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-            stage, phase = _one_tile(
-                rings, ready, free, out, bias, partial, arrivals, M, N,
-                tile, split, splits, splits, count, stage, phase,
-                STAGES, SHARED_K, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
-            )  # fmt: skip
+            before = stage
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        done, a = warpgroup_mma_wait(0, [acc, a])
+        mbarrier.arrive(free.index(before), count=1)
+        if SCALED:
+            total = done
+        else:
+            total += done * scale.expand_dims(1)
+        mine = True
+        if SHARED_K:
+            total, mine = sum_of_splits(
+                total, partial, arrivals, tile, split, splits, BLOCK_N, BLOCK_M, LAYOUT
+            )
+        if mine:
+            write_tile(total, out, bias, out, n0, m0, M, N, BIAS, False, LAYOUT, BLOCK_N, BLOCK_M, WARPS)
 
 
 @gluon.jit(do_not_specialize=["M", "steps", "steps_per_split"])
@@ -281,7 +220,6 @@ def _kernel(
     BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
     SHARED_K: gl.constexpr,
-    EVEN: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -316,16 +254,15 @@ def _kernel(
             (
                 _consume,
                 (
-                    rings, ready, free, out, bias, partial, arrivals, M, N, steps, split, splits,
-                    steps_per_split, count,
-                    STAGES, SHARED_K, EVEN, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
+                    rings, ready, free, out, bias, partial, arrivals, M, N, split, splits, count,
+                    STAGES, SHARED_K, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
                 ),
             ),
             (
                 produce,
                 (
                     w_desc, x_desc, s_desc, z_desc, rings, ready, free, M, N, N_PAD, steps, first, count,
-                    steps_per_split, BYTES, STAGES, EVEN, CHUNKS, GROUPS, GROUP_M, ZERO,
+                    BYTES, STAGES, CHUNKS, GROUPS, GROUP_M, ZERO,
                 ),
             ),
         ],
@@ -346,16 +283,10 @@ def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: 
     scale_bytes = packed.scale.element_size() + max(1, 128 // tile.block_n)
     stage_bytes = tile.block_n * 64 + tile.block_m * 256 + tile.block_n * groups * scale_bytes
     tile = fitting(tile, stage_bytes)
-    shared_bytes = stage_bytes * tile.stages
-    share = even_share(tile, tiles, steps, shared_bytes, x.device) if tile.even else None
-    if share is not None:
-        splits, steps_per_split = 1, share
-    grid = (
-        programs(tile, tiles, splits, shared_bytes, x.device) if share is None else -(-tiles * steps // share)
-    )
     partial, arrivals = workspace(x.device)
     zero_point = packed.words.view(torch.uint8) if packed.zero_point is None else packed.zero_point
-    _kernel[(grid, splits)](
+    shared_bytes = stage_bytes * tile.stages
+    _kernel[(programs(tile, tiles, splits, shared_bytes, x.device), splits)](
         rows_descriptor(packed.words.view(-1, 32), tile.block_n // 2, 32),
         rows_descriptor(x, tile.block_m, TILE_K // chunks),
         line_descriptor(packed.scale, tile.block_n),
@@ -372,8 +303,7 @@ def product(x: torch.Tensor, packed: PackedW4, bias: torch.Tensor | None, tile: 
         BLOCK_N=tile.block_n,
         BLOCK_M=tile.block_m,
         STAGES=tile.stages,
-        SHARED_K=splits > 1 or share is not None,
-        EVEN=share is not None,
+        SHARED_K=splits > 1,
         CHUNKS=chunks,
         GROUPS=groups,
         GROUP_M=tile.group_m,

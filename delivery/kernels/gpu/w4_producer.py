@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from delivery.kernels.gpu.hopper import gdc_wait, piece_of, tile_of, tma_load
+from delivery.kernels.gpu.hopper import gdc_wait, tile_of, tma_load
 
 
 @gluon.jit
@@ -44,50 +44,6 @@ def _activations(x_desc, rings, ready, stage, m0, step, CHUNKS: gl.constexpr):
 
 
 @gluon.jit
-def _rest_of_tile(
-    w_desc,
-    x_desc,
-    s_desc,
-    z_desc,
-    rings,
-    ready,
-    free,
-    M,
-    N,
-    N_PAD,
-    steps,
-    tile,
-    first,
-    done,
-    count,
-    stage,
-    phase,
-    BYTES: gl.constexpr,
-    STAGES: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    GROUPS: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    ZERO: gl.constexpr,
-):
-    """Steps first + done … first + count of a tile; (next stage, next phase)."""
-    BLOCK_N: gl.constexpr = rings[0].shape[1] * 2
-    BLOCK_M: gl.constexpr = rings[1].shape[1]
-    m, n = tile_of(tile, (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
-    w_row = _first_row(n, steps, BLOCK_N)
-    for i in range(done, count):
-        mbarrier.wait(free.index(stage), phase ^ 1)
-        mbarrier.expect(ready.index(stage), BYTES)
-        step = first + i
-        _weights(w_desc, s_desc, z_desc, rings, ready, stage, w_row, n * BLOCK_N, N_PAD, step, GROUPS, ZERO)
-        _activations(x_desc, rings, ready, stage, m * BLOCK_M, step, CHUNKS)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-    return stage, phase
-
-
-@gluon.jit
 def produce(
     w_desc,
     x_desc,
@@ -102,10 +58,8 @@ def produce(
     steps,
     first,
     count,
-    share,
     BYTES: gl.constexpr,
     STAGES: gl.constexpr,
-    EVEN: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -116,10 +70,6 @@ def produce(
     tiles_m = (M + BLOCK_M - 1) // BLOCK_M
     tiles_n = (N + BLOCK_N - 1) // BLOCK_N
     tile = gl.program_id(0)
-    position = tile * share
-    end = gl.minimum(position + share, tiles_m * tiles_n * steps)
-    if EVEN:
-        tile, first, count = piece_of(position, end, steps)
     m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
     w_row = _first_row(n, steps, BLOCK_N)
     # Weights do not depend on the kernel before: they are under way before it has ended.
@@ -132,25 +82,21 @@ def produce(
         _activations(x_desc, rings, ready, i, m * BLOCK_M, first + i, CHUNKS)
     stage = early % STAGES
     phase = early // STAGES
-    done = early
-    if EVEN:
-        while position < end:
-            tile, first, count = piece_of(position, end, steps)
-            stage, phase = _rest_of_tile(
-                w_desc, x_desc, s_desc, z_desc, rings, ready, free, M, N, N_PAD, steps,
-                tile, first, done, count, stage, phase,
-                BYTES, STAGES, CHUNKS, GROUPS, GROUP_M, ZERO,
-            )  # fmt: skip
-            position += count
-            done = 0
-    else:
-        for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-            stage, phase = _rest_of_tile(
-                w_desc, x_desc, s_desc, z_desc, rings, ready, free, M, N, N_PAD, steps,
-                tile, first, done, count, stage, phase,
-                BYTES, STAGES, CHUNKS, GROUPS, GROUP_M, ZERO,
-            )  # fmt: skip
-            done = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        w_row = _first_row(n, steps, BLOCK_N)
+        for i in range(early if tile == gl.program_id(0) else 0, count):
+            mbarrier.wait(free.index(stage), phase ^ 1)
+            mbarrier.expect(ready.index(stage), BYTES)
+            step = first + i
+            _weights(
+                w_desc, s_desc, z_desc, rings, ready, stage, w_row, n * BLOCK_N, N_PAD, step, GROUPS, ZERO
+            )
+            _activations(x_desc, rings, ready, stage, m * BLOCK_M, step, CHUNKS)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
 
 
 @gluon.jit
