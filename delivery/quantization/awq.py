@@ -23,6 +23,8 @@ Duo = Literal["off", "on", "both"]
 _EPSILON = 1e-5
 _HOPELESS = 1.15
 _ROWS = 128
+_PIECE = 1 << 18
+"""Weights that are clipped at a time on a CPU: what stays in its cache."""
 _Scored = tuple[torch.Tensor, float]
 
 
@@ -99,20 +101,29 @@ def search_shrink(
     A group's error is weighed by its own block of the Gram matrix; a row then keeps its factors only
     if its error over the whole matrix is lower with them, so no row gets worse.
     """
-    groups = grouped(weight, grid)
-    _, count, width = groups.shape
+    grouped(weight[:1], grid)  # raises for a group size that does not divide
+    width = grid.width(weight.shape[1])
+    count = weight.shape[1] // width
     blocks = gram.reshape(count, width, count, width).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
-    best_loss = _group_losses(rounding_error(weight, grid), blocks)
+    factors = [1 - (1 - lowest) * step / points for step in range(1, points + 1)]
+    some = max(1, (_PIECE if weight.device.type == "cpu" else weight.numel()) // weight.shape[1])
+    return torch.cat([_shrink_of(rows, gram, blocks, grid, factors) for rows in weight.split(some)])
+
+
+def _shrink_of(
+    weight: torch.Tensor, gram: torch.Tensor, blocks: torch.Tensor, grid: Grid, factors: list[float]
+) -> torch.Tensor:
+    plain = rounding_error(weight, grid)
+    best_loss = _group_losses(plain, blocks)
     best = torch.ones_like(best_loss)
-    for step in range(1, points + 1):
-        factor = torch.full_like(best, 1 - (1 - lowest) * step / points)
+    for value in factors:
+        factor = torch.full_like(best, value)
         loss = _group_losses(rounding_error(weight, grid, factor), blocks)
         better = loss < best_loss
         best_loss = torch.where(better, loss, best_loss)
         best = torch.where(better, factor, best)
-    whole = row_losses(rounding_error(weight, grid), gram)
     clipped = row_losses(rounding_error(weight, grid, best), gram)
-    return torch.where((clipped < whole)[:, None], best, torch.ones_like(best))
+    return torch.where((clipped < row_losses(plain, gram))[:, None], best, torch.ones_like(best))
 
 
 def candidate(importance: torch.Tensor, ratio: float, spread: torch.Tensor | None) -> torch.Tensor:

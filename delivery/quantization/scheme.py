@@ -20,6 +20,7 @@ from delivery.quantization.schemes import scheme_names
 if TYPE_CHECKING:
     from delivery.quantization.work import BlockWork
 
+Rounding = Literal["nearest", "gptq"]
 Granularity = Literal["group", "channel", "tensor", "block"]
 Need = Literal["absmax", "gram", "sample", "sensitivity"]
 """What a scheme wants to know: maxima per input channel, the Gram matrix of the inputs, some tokens, and
@@ -31,6 +32,7 @@ class Options:
     """What a user can choose; a scheme reads what concerns it.
 
     symmetric, narrow: the integer grid (see `Grid`). clip: search narrower ranges per group.
+    rounding: to the nearest value, or as GPTQ does it, errors made up for by later columns.
     duo, points: AWQ's search. act_order, damping: GPTQ's solver. alpha, search_scale: SmoothQuant.
     outliers: share of the weights kept at 6 bit (0 for none).
     """
@@ -39,10 +41,11 @@ class Options:
     symmetric: bool = False
     narrow: bool = False
     clip: bool = False
+    rounding: Rounding = "nearest"
     duo: Duo = "both"
     points: int = 0
     act_order: ActOrder = "static"
-    damping: float = 0.01
+    damping: float = 0.1
     alpha: float = 0.5
     search_scale: bool = False
     outliers: float = 0.0

@@ -44,7 +44,7 @@ class Quantize:
     """
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     makes: ClassVar[Kind] = Kind.CHECKPOINT
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     device_matters: ClassVar[bool] = True
@@ -58,10 +58,13 @@ class Quantize:
     narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
     clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
     outliers: float = param(0.0, "Share of the weights kept at 6 bit, such as 0.001 (--format deliver).")
+    rounding: str = param(
+        "nearest", "AWQ, SmoothQuant at 4 bit: gptq makes up for errors.", choices=("nearest", "gptq")
+    )
     duo: str = param("both", "AWQ: weigh by the weights too.", choices=("off", "on", "both"))
     points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.")
     act_order: str = param("static", "GPTQ: order of columns.", choices=("off", "static", "group"))
-    damping: float = param(0.01, "GPTQ: share of the mean diagonal added to the Hessian.")
+    damping: float = param(0.1, "GPTQ: share of its own diagonal added to the Hessian.")
     alpha: float = param(0.5, "SmoothQuant: how much of the range moves into the weights, 0 to 1.")
     search_scale: bool = param(False, "SmoothQuant: search alpha for every layer.")
     kv: str = param(
@@ -128,10 +131,11 @@ class Quantize:
             raise UsageError(
                 "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
             )
-        if not 0 <= self.outliers <= 0.1 or (self.outliers and self.scheme == "gptq-w4a16"):
+        compensated = self.scheme == "gptq-w4a16" or self.rounding == "gptq"
+        if not 0 <= self.outliers <= 0.1 or (self.outliers and compensated):
             raise UsageError(
                 "outliers",
-                f"--outliers {self.outliers:g} with --scheme {self.scheme}",
+                f"--outliers {self.outliers:g} with --scheme {self.scheme} --rounding {self.rounding}",
                 why="expected a share of 0 to 0.1, and a scheme that rounds each weight by itself",
                 hint="--scheme awq-w4a16 --outliers 0.001 --format deliver",
             )
@@ -148,6 +152,7 @@ class Quantize:
             narrow=self.narrow,
             clip=self.clip,
             outliers=self.outliers,
+            rounding=self.rounding,  # type: ignore[arg-type]
             duo=self.duo,  # type: ignore[arg-type]
             points=self.points,
             act_order=self.act_order,  # type: ignore[arg-type]

@@ -95,6 +95,10 @@ def test_smart_schemes_beat_rounding_on_text_they_were_not_fitted_to() -> None:
             ("rtn", "rtn-w4a16", options()),
             ("awq", "awq-w4a16", options()),
             ("awq+clip", "awq-w4a16", options(clip=True)),
+            ("awq+gptq", "awq-w4a16", options(rounding="gptq")),
+            ("smoothed4", "smoothquant-w4a16", options()),
+            ("smoothed4+gptq", "smoothquant-w4a16", options(rounding="gptq")),
+            ("rtn+gptq", "rtn-w4a16", options(rounding="gptq")),
             ("gptq", "gptq-w4a16", options()),
             ("fp8", "fp8-dynamic", options()),
             ("smoothed", "smoothquant-int8", options()),
@@ -103,6 +107,10 @@ def test_smart_schemes_beat_rounding_on_text_they_were_not_fitted_to() -> None:
     assert error["awq"] < 0.9 * error["rtn"]
     assert error["gptq"] < 0.9 * error["rtn"]
     assert error["awq+clip"] < error["rtn"]
+    assert error["awq+gptq"] < 0.95 * error["awq"]
+    assert error["smoothed4+gptq"] < 0.95 * error["smoothed4"]
+    # Rounding to nearest is what that scheme is.
+    assert error["rtn+gptq"] == error["rtn"]
     assert error["smoothed"] < error["fp8"] < error["awq"]
 
 

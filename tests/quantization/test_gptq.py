@@ -25,7 +25,7 @@ def test_the_factor_is_that_of_the_damped_inverse() -> None:
     factor, damping = inverse_factor(gram.double(), 0.01)
     assert factor is not None
     assert damping == 0.01
-    damped = gram.double() + 0.01 * gram.diagonal().double().mean() * torch.eye(160, dtype=torch.float64)
+    damped = gram.double() + 0.01 * torch.diag(gram.diagonal().double())
     assert torch.allclose(factor.T @ factor @ damped, torch.eye(160, dtype=torch.float64), atol=1e-8)
     assert torch.equal(factor, factor.triu())
 
@@ -50,7 +50,7 @@ def test_one_column_after_another_as_in_the_paper() -> None:
     step = round_to_grid(weight, grid)
     assert step.zero_point is not None
     scale, zero = step.scale[:, 0].double(), step.zero_point[:, 0].double()
-    hessian = gram + 0.01 * gram.diagonal().mean() * torch.eye(32, dtype=torch.float64)
+    hessian = gram + 0.1 * torch.diag(gram.diagonal())
     inverse, work, out = torch.linalg.inv(hessian), weight.double().clone(), []
     for k in range(32):
         q = ((work[:, k] / scale).round() + zero).clamp(0, 15)
@@ -63,11 +63,21 @@ def test_one_column_after_another_as_in_the_paper() -> None:
     assert float(agree) > 0.995
 
 
+def test_damping_does_not_depend_on_scales_that_were_moved() -> None:
+    _, gram = layer()
+    plain, _ = inverse_factor(gram.double(), 0.1)
+    scale = torch.tensor([0.25, 1.0, 4.0, 16.0], dtype=torch.float64).repeat(40)
+    moved, _ = inverse_factor(gram.double() / scale / scale[:, None], 0.1)
+    assert plain is not None
+    assert moved is not None
+    assert torch.allclose(moved, plain * scale, rtol=1e-9)
+
+
 def test_dead_channels_are_rounded_to_nearest() -> None:
     weight, gram = layer()
     gram[:, 7] = gram[7] = 0
     solved = solve(weight, gram, GRID, Solver("static"))
-    assert solved.damping == 0.01
+    assert solved.damping == 0.1
     step = solved.qtensor.scale.float()[:, 0]
     assert bool(((solved.qtensor.dequantize()[:, 7] - weight[:, 7]).abs() <= 0.51 * step).all())
 
@@ -79,7 +89,7 @@ def test_damping_grows_until_the_matrix_factors() -> None:
     )
     solved = solve(weight, gram, GRID)
     assert solved.damping is not None
-    assert solved.damping > 0.01
+    assert solved.damping > 0.1
 
 
 def test_a_hopeless_matrix_falls_back_to_rounding() -> None:

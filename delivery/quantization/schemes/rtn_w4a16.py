@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delivery.quantization.rounding import round_group
+from delivery.quantization.rounding import round_nearest
 from delivery.quantization.scheme import W4, Need, Options, Scheme
 from delivery.quantization.work import BlockWork
 
@@ -13,7 +13,7 @@ def needs(options: Options) -> frozenset[Need]:
 
 def quantize(work: BlockWork) -> None:
     for group in work.groups:
-        round_group(work, group)
+        round_nearest(work, group)
 
 
 SCHEME = Scheme(

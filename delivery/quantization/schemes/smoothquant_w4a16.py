@@ -14,7 +14,7 @@ def needs(options: Options) -> frozenset[Need]:
     wanted: set[Need] = {"absmax"}
     if options.search_scale:
         wanted |= {"gram", "sample"}
-    if options.clip:
+    if options.clip or options.rounding == "gptq":
         wanted.add("gram")
     return frozenset(wanted)
 
