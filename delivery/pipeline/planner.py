@@ -10,9 +10,10 @@ from delivery.errors import DeliverError
 from delivery.pipeline.events import latest_steps
 from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
+from delivery.pipeline.partners import with_partners
 from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import size
-from delivery.pipeline.runner import EVERYTHING, preflight, select
+from delivery.pipeline.runner import EVERYTHING, model_name, preflight, select
 from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def _row(
     if force & {stage.id, EVERYTHING}:
         return _run_row(stage, "forced", peak), None
     with store.remembering():
-        parts = key_parts(Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed))
+        job = Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
+        parts = key_parts(with_partners(job, store, model_name(pipeline.model)))
     made = store.cached(key_of(parts))
     if made is None or store.damage(made) is not None:
         why = "damaged" if made else _changed(stage, parts, before, store)

@@ -16,6 +16,7 @@ from delivery.pipeline.events import RunLog
 from delivery.pipeline.execute import make
 from delivery.pipeline.judge import judge
 from delivery.pipeline.keys import Job
+from delivery.pipeline.partners import with_partners
 from delivery.pipeline.publish import publish
 from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import RunResult, StageResult, run_record
@@ -130,6 +131,7 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
     settings.display.line(job.id)
     log.event("start", stage=job.id)
     started = time.monotonic()
+    job = with_partners(job, settings.store, settings.model)
     force = bool(settings.force & {job.id, EVERYTHING})
     made = make(job, settings.store, reporter, force=force)
     artifact, report, error = made.artifact, None, None

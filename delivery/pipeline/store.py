@@ -196,6 +196,11 @@ class Store:
             if (artifact := self._readable(path)) is not None:
                 yield artifact
 
+    def find(self, digest: str) -> Artifact | None:
+        """The artifact of a whole digest, None when the store has it not or not undamaged."""
+        artifact = self._readable(self.path_of(digest))
+        return None if artifact is None or self.damage(artifact) is not None else artifact
+
     def run_record(self, artifact: Artifact) -> dict[str, Json]:
         """An artifact's `run.json`: what was true only of the run that made it; {} where it has none."""
         try:

@@ -40,6 +40,8 @@ class Settings:
     memory_floor_bytes: int
     foreign_limit: float
     self_test: bool = False
+    partner_named: bool = False
+    """Whether somebody asked for the engine that ran beside the candidate, or it was the baseline's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that measures this again."""
 
@@ -151,13 +153,16 @@ class Judge:
         )
 
     def _reference(self, found: Found | None) -> Reference:
-        side = self.measured.baseline
-        if side is not None:
-            origin = {"engine": self.data["baseline_engine"]}
+        """The runs beside the candidate's, unless the baseline has moved on since they were measured."""
+        side, partner = self.measured.baseline, self.data["baseline_engine"]
+        current = found.baseline.current if found is not None else None
+        known = compose.baseline_details(current) if current is not None else {}
+        if side is not None and (self.settings.partner_named or current is None or current.engine == partner):
+            same = current is not None and current.engine == partner
+            origin = known if same else {"engine": partner}
             return Reference(side.runs, side.memory or {}, paired=True, origin=origin)
-        assert found is not None
-        current = found.baseline.current
-        return Reference(current.runs, current.memory, paired=False, origin=compose.baseline_details(current))
+        assert current is not None
+        return Reference(current.runs, current.memory, paired=False, origin=known)
 
     # the parts
 
@@ -239,7 +244,7 @@ class Judge:
         side = self.measured.candidate
         judged = [metric for part in parts for metric in part.metrics]
         noise = latencies.noise_findings(side.runs, self.family) if len(side.runs) > 1 else []
-        kind = "pairs" if self.measured.baseline else "runs"
+        kind = "pairs" if reference is not None and reference.paired else "runs"
         return Report(
             check="compare",
             subject=self.inputs["engine"],

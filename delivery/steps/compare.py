@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind, canonical_json, hash_file
 from delivery.errors import UsageError
-from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -28,9 +28,10 @@ MEASUREMENT = "compare.json"
 class Compare:
     """Compare latency and memory with a baseline, with statistics that noise does not fool.
 
-    With --baseline-engine both engines run side by side, interleaved A B B A, in 5, 8 or 12 pairs until
-    the matter is clear. Without it the runs are compared with the stored baseline of this model, device
-    and workload; `missing_baseline` in the pipeline's gate says what happens when there is none.
+    Both engines run side by side, interleaved A B B A, in 5, 8 or 12 pairs until the matter is clear: with
+    --baseline-engine, or with the engine of the stored baseline while the workdir still has it. Otherwise
+    the runs are compared with the stored runs of this model, device and workload; `missing_baseline` in
+    the pipeline's gate says what happens when there are none.
     """
 
     name: ClassVar[str] = "compare"
@@ -44,6 +45,12 @@ class Compare:
     workload: str = param("demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE")
     runs: int = param(5, "Runs against a stored baseline; at least 5.")
     kv_tokens: int = param(0, "KV tokens that both sides reserve; 0: twice what the workload can hold.")
+    paired: str = param(
+        "auto",
+        "auto: side by side with the stored baseline's engine where it is at hand; off: with stored runs.",
+        choices=("auto", "off"),
+        local=True,
+    )
     runtime: str = param(
         "", "Measure this OpenAI-compatible server instead of the bundled engine.", metavar="URL"
     )
@@ -70,6 +77,36 @@ class Compare:
             found["trace"] = workload.trace_sha256
         path = Path(self.workload)
         return found | ({path.name: hash_file(path).sha256} if path.is_file() else {})
+
+    def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
+        """The stored baseline's engine, to run beside.
+
+        The engine that became the baseline itself keeps the partner that it was measured with then, so
+        that it is judged again without being measured again.
+        """
+        from dataclasses import asdict
+
+        from delivery.bench.session import BUNDLED
+        from delivery.device import fingerprint
+        from delivery.gate.lookup import find
+        from delivery.report.comparison import place_of
+
+        if self.paired == "off" or self.runtime or self.results:
+            return {}
+        device = fingerprint(ctx.device)
+        data = {
+            "device": asdict(device),
+            "device_slug": device.slug,
+            "workload": self._workload().to_json(),
+            "sides": {"candidate": {"runtime": BUNDLED}},
+        }
+        found = find(place_of(ctx.model, data), ctx.baselines, ctx.local_baselines)
+        if found is None:
+            return {}
+        partner = found.current.engine
+        if partner == ctx.inputs.get("engine"):
+            partner = str(ctx.made_from(found.current.measurement).get("baseline_engine", ""))
+        return {"baseline_engine": partner} if partner else {}
 
     def run(self, ctx: StepContext) -> None:
         if self.results:
@@ -143,6 +180,7 @@ class Compare:
             memory_floor_bytes=self.memory_floor_bytes,
             foreign_limit=self.foreign_limit,
             self_test=self.self_test,
+            partner_named=self.baseline_engine is not None,
             options={"workload": self.workload, "runtime": self.runtime, "results": self.results},
         )
         inputs = {r: ctx.input(r).digest for r in ("engine", "baseline_engine") if ctx.has(r)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from delivery.artifact import Artifact, Json, Kind
+from delivery.artifact import Artifact, Digests, Json, Kind
 
 Severity = Literal["info", "warning", "error"]
 Direction = Literal["lower", "higher", "both"]
@@ -127,6 +127,20 @@ class JudgeContext(Protocol):
     def has(self, role: str) -> bool: ...
 
 
+class PartnerContext(Protocol):
+    """What a step may look at to name further inputs; `inputs` are digests of those it was given."""
+
+    model: str
+    device: str
+    baselines: Path
+    local_baselines: Path
+    inputs: Mapping[str, Digests]
+
+    def made_from(self, digest: str) -> Mapping[str, Digests]:
+        """Role → digest of the inputs of an artifact of the store; {} for one that is not there."""
+        ...
+
+
 class Step(Protocol):
     """The contract of a step class; `@step` checks it."""
 
@@ -147,6 +161,10 @@ class Step(Protocol):
 
     def external(self) -> Mapping[str, str]:
         """Name → SHA-256 of every outside file or text that shapes the output."""
+        ...
+
+    def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
+        """Role → digest of what an optional role left open would best be, where the store has it."""
         ...
 
     def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
@@ -196,6 +214,8 @@ def step(cls: type[T]) -> type[T]:
         cls.check = lambda self: None  # type: ignore[attr-defined]
     if not hasattr(cls, "external"):
         cls.external = lambda self: {}  # type: ignore[attr-defined]
+    if not hasattr(cls, "partners"):
+        cls.partners = lambda self, ctx: {}  # type: ignore[attr-defined]
     if not hasattr(cls, "predict_peak_bytes"):
         cls.predict_peak_bytes = lambda self, inputs: None  # type: ignore[attr-defined]
     fields_of(cls)

@@ -61,7 +61,9 @@ def side(seed=0, slower=1.0, *, count=5, disturbance=None, runtime="deliver", **
 def judged(tmp_path):
     """Judge a candidate as the runner would; folders and the model stay the same between calls."""
 
-    def judge(candidate, baseline=None, *, gate=None, engine="e1", cores=2, digest=None, **params):
+    def judge(
+        candidate, baseline=None, *, gate=None, engine="e1", cores=2, digest=None, partner="b" * 64, **params
+    ):
         folder = tmp_path / f"measurement-{engine}-{digest}"
         folder.mkdir(exist_ok=True)
         made = Measured(candidate, baseline)
@@ -72,7 +74,7 @@ def judged(tmp_path):
             "device_slug": device.slug,
             "versions": {"deliver": "0", "torch": "2"},
             "engine": engine * 20,
-            "baseline_engine": "b" * 64 if baseline else None,
+            "baseline_engine": partner if baseline else None,
             "workload": {"name": "demo", **WORKLOAD.to_json()},
             "kv_tokens": 1024,
             **made.to_json(),
