@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from delivery.artifact import Artifact
     from delivery.gate.baseline import Baseline
 
-_MEASUREMENT = "compare.json"
+_DECIDES = "compare"
+_WITH_IT = ("smoke", "evaluate")
 
 
 @click.group()
@@ -66,30 +67,24 @@ def update(
     pipeline: str,
     as_json: bool,
 ) -> None:
-    """Make the measurement behind REPORT (default: the last compare) the baseline.
+    """Make the measurement behind REPORT the baseline.
 
-    The last release stays the anchor unless --released is given, so that small losses cannot creep in.
+    Default: that of the last compare, and with it what smoke and evaluate measured of the same engine. The
+    last release stays the anchor unless --released is given, so that small losses cannot creep in.
     """
-    from delivery.gate import baseline as store
-    from delivery.report.comparison import place_of
+    from delivery.pipeline.refs import resolve
 
     if not reason.strip():
         raise UsageError("reason-missing", "a baseline changes only with a reason", hint="--reason TEXT")
-    artifact = resolve(session.store, report or _last_report(session))
-    data = _measurement(artifact)
+    chosen = [resolve(session.store, report)] if report else _last_reports(session)
     name = model or _model_of(pipeline)
-    place = place_of(name, data)
-    taken = _snapshot(artifact, data, reason)
-    path = place.path(baselines)
-    before = store.read(path) if path.is_file() else None
-    made = (
-        before.updated(taken, released=released)
-        if before
-        else store.new(name, place.device, place.workload, place.workload_digest, taken, bootstrapped=False)
-    )
-    store.write(path, made)
-    row = _row(path, made)
-    click.echo(json.dumps(row, ensure_ascii=False) if as_json else f"{_text(row)}\ncommit {path}")
+    rows = [_updated(session, artifact, name, reason, released, baselines) for artifact in chosen]
+    if as_json:
+        click.echo(json.dumps({**rows[0], "also": [row["path"] for row in rows[1:]]}, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(_text(row))
+    click.echo(f"commit {' '.join(row['path'] for row in rows)}")
 
 
 @command.command()
@@ -157,51 +152,59 @@ def _text(row: dict[str, Any]) -> str:
     )
 
 
-def _last_report(session: Session) -> str:
-    path = session.workdir / "latest" / "compare"
-    if not path.is_dir():
+def _last_reports(session: Session) -> list[Artifact]:
+    """The last compare's report, then those of smoke and evaluate about the same engine."""
+    from delivery.pipeline.refs import resolve
+
+    last = session.workdir / "latest"
+    if not (last / _DECIDES).is_dir():
         raise UsageError(
             "unknown-ref",
             "no compare report is given",
-            why=f"there is no {path}",
+            why=f"there is no {last / _DECIDES}",
             hint="deliver run, or deliver baseline update REPORT --reason TEXT",
         )
-    return str(path.resolve())
+    found = [
+        resolve(session.store, str((last / name).resolve()))
+        for name in (_DECIDES, *_WITH_IT)
+        if (last / name).is_dir()
+    ]
+    return [a for a in found if a.manifest.inputs.get("engine") == found[0].manifest.inputs.get("engine")]
 
 
-def _measurement(artifact: Artifact) -> dict[str, Any]:
-    path = artifact.file(_MEASUREMENT)
-    if not path.is_file():
+def _updated(
+    session: Session, artifact: Artifact, model: str, reason: str, released: bool, root: Path
+) -> dict[str, Any]:
+    """Change or make the baseline of one report; gives its row."""
+    from delivery.gate import baseline as store
+    from delivery.steps.step import fields_of
+
+    step = session.steps.get(artifact.manifest.step)
+    if step is None or not hasattr(step, "as_baseline"):
         raise UsageError(
             "wrong-kind",
-            f"{artifact.path} is no report of compare",
-            why=f"it holds no {_MEASUREMENT}",
+            f"{artifact.path} is no report of compare, smoke or evaluate",
+            why=f"{artifact.manifest.step} made it",
             hint="deliver ls",
         )
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    known = {f.name for f in fields_of(step) if not f.is_input}
+    told = {name: value for name, value in artifact.manifest.params.items() if name in known}
+    place, taken = step(**told).as_baseline(model, artifact, reason)
+    path = place.path(root)
+    before = store.read(path) if path.is_file() else None
+    made = (
+        before.updated(taken, released=released)
+        if before
+        else store.new(model, place.device, place.workload, place.workload_digest, taken, bootstrapped=False)
+    )
+    store.write(path, made)
+    return _row(path, made)
 
 
 def _model_of(pipeline: str) -> str:
     from delivery.pipeline import load_pipeline
+    from delivery.pipeline.runner import model_name
     from delivery.resources import resource
 
     path = Path(pipeline)
-    return load_pipeline(path if path.is_file() else resource(pipeline)).model
-
-
-def _snapshot(artifact: Artifact, data: dict[str, Any], reason: str) -> Any:
-    from delivery.bench.measured import Measured, snapshot
-    from delivery.report import compose
-    from delivery.report.latencies import values_of
-
-    side = Measured.read(artifact.path, data).candidate
-    return snapshot(
-        data,
-        side,
-        values_of(side.runs),
-        reason=reason,
-        commit=compose.current_commit(),
-        recorded=compose.today(),
-        measurement=str(artifact.manifest.inputs.get("measurement", artifact.digest)),
-    )
+    return model_name(load_pipeline(path if path.is_file() else resource(pipeline)).model)

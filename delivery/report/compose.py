@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.artifact import canonical_json
 from delivery.gate.lookup import Found, Place, find, find_or_make
+from delivery.gate.report import FILE_NAME, Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from delivery.artifact import Artifact
     from delivery.gate.baseline import Snapshot
 
 _COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")
@@ -38,6 +40,18 @@ def current_commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def commit_of(report: Artifact) -> str:
+    """The commit that a report was made at; the present one where it does not tell."""
+    path = report.file(FILE_NAME)
+    told = Report.read(report.path).details.get("commit") if path.is_file() else ""
+    return str(told or current_commit())
+
+
+def measurement_of(report: Artifact) -> str:
+    """Digest of the measurement that a report judges; a measurement stands for itself."""
+    return str(report.manifest.inputs.get("measurement", report.digest))
 
 
 def command(check: str, inputs: Mapping[str, str], **options: Any) -> str:

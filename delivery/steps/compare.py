@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Kind, canonical_json, hash_file
+from delivery.artifact import Artifact, Kind, canonical_json, hash_file
 from delivery.errors import UsageError
 from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from delivery.bench.measured import Measured
     from delivery.bench.session import Session
     from delivery.bench.workload import Workload
+    from delivery.gate.baseline import Snapshot
+    from delivery.gate.lookup import Place
     from delivery.gate.report import Report
 
 MEASUREMENT = "compare.json"
@@ -193,6 +195,26 @@ class Compare:
             inputs=inputs,
             settings=settings,
         ).report()
+
+    def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
+        """The candidate's runs of a measurement, or of a report about it, as a baseline keeps them."""
+        from delivery.bench.measured import Measured, snapshot
+        from delivery.report import compose
+        from delivery.report.comparison import place_of
+        from delivery.report.latencies import values_of
+
+        data = json.loads(report.file(MEASUREMENT).read_text("utf-8"))
+        side = Measured.read(report.path, data).candidate
+        taken = snapshot(
+            data,
+            side,
+            values_of(side.runs),
+            reason=reason,
+            commit=compose.commit_of(report),
+            recorded=compose.today(),
+            measurement=compose.measurement_of(report),
+        )
+        return place_of(model, data), taken
 
     def _workload(self) -> Workload:
         from delivery.bench import load_workload

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Kind, hash_file
+from delivery.artifact import Artifact, Kind, hash_file
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.engine import LLM
-    from delivery.gate.lookup import Found
+    from delivery.gate.baseline import Snapshot
+    from delivery.gate.lookup import Found, Place
     from delivery.gate.report import Finding, Metric, Report
 
 _MEASUREMENT = "evaluate.json"
@@ -123,7 +124,7 @@ class Evaluate:
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
         metrics = quality.metrics(measured, limits)
         findings = quality.findings(measured, metrics)
-        found = self._release(ctx, measured, metrics)
+        found = self._release(ctx)
         metrics, drifted, baseline = self._against(found, metrics)
         findings += drifted
         verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
@@ -154,11 +155,12 @@ class Evaluate:
             },
         )
 
-    def _release(self, ctx: JudgeContext, measured: Mapping[str, Any], metrics: list[Metric]) -> Found | None:
-        """The last release's numbers, where they are recorded, on whatever device."""
+    def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
+        """The numbers of a measurement, or of a report about it; they hold on whatever device."""
         from delivery.gate.baseline import Snapshot
-        from delivery.report import compose
+        from delivery.report import compose, quality
 
+        measured = json.loads(report.file(_MEASUREMENT).read_text("utf-8"))
         workload = {
             "check": self.name,
             "corpora": measured["corpus_digests"],
@@ -167,15 +169,21 @@ class Evaluate:
         }
         snapshot = Snapshot(
             engine=measured["engine"],
-            reason="first measurement here",
+            reason=reason,
             runs=(),
-            values={m.name: m.value for m in metrics},
+            values={m.name: m.value for m in quality.metrics(measured, {})},
             versions=measured["versions"],
-            commit=compose.current_commit(),
+            commit=compose.commit_of(report),
             recorded=compose.today(),
-            measurement=ctx.measurement.digest,
+            measurement=compose.measurement_of(report),
         )
-        place = compose.place(ctx.model, {**measured, "device_slug": "any", "device": {}}, workload)
+        return compose.place(model, {**measured, "device_slug": "any", "device": {}}, workload), snapshot
+
+    def _release(self, ctx: JudgeContext) -> Found | None:
+        """The last release's numbers, where they are recorded."""
+        from delivery.report import compose
+
+        place, snapshot = self.as_baseline(ctx.model, ctx.measurement, "first measurement here")
         recording = ctx.gate.get("missing_baseline") == "bootstrap"
         return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Kind, hash_file
+from delivery.artifact import Artifact, Kind, hash_file
 from delivery.errors import UsageError, did_you_mean
 from delivery.resources import resource
 from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
-    from delivery.gate.lookup import Found
+    from delivery.gate.baseline import Snapshot
+    from delivery.gate.lookup import Found, Place
     from delivery.gate.outputs.suite import Suite
     from delivery.gate.report import Finding, Metric, Report
 
@@ -149,7 +150,7 @@ class Smoke:
             [suite_from_json(s) for s in measured["suites"]], measured["answers"], measured["special_tokens"]
         )
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
-        found = self._baseline(ctx, measured)
+        found = self._baseline(ctx)
         timing, notes, baseline = self._timing(found, measured)
         metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
         if measured["open_turns"]:
@@ -207,23 +208,30 @@ class Smoke:
         out.append(judge("planned_bytes", planned, limits))
         return out
 
-    def _baseline(self, ctx: JudgeContext, measured: Mapping[str, Any]) -> Found | None:
-        """The baseline of the timed runs; without one the alarm is silent, and compare says what follows."""
+    def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
+        """The timed runs of a measurement, or of a report about it, as a baseline keeps them."""
         from delivery.gate.baseline import Snapshot
         from delivery.report import compose
 
-        place = compose.place(ctx.model, measured, self._workload(measured))
+        measured = json.loads(report.file(_MEASUREMENT).read_text("utf-8"))
         snapshot = Snapshot(
             engine=measured["engine"],
-            reason="first measurement here",
+            reason=reason,
             runs=(),
             memory=measured["memory"],
             samples={"timings_ms": measured["timings_ms"]},
             versions=measured["versions"],
-            measurement=ctx.measurement.digest,
-            commit=compose.current_commit(),
+            measurement=compose.measurement_of(report),
+            commit=compose.commit_of(report),
             recorded=compose.today(),
         )
+        return compose.place(model, measured, self._workload(measured)), snapshot
+
+    def _baseline(self, ctx: JudgeContext) -> Found | None:
+        """The baseline of the timed runs; without one the alarm is silent, and compare says what follows."""
+        from delivery.report import compose
+
+        place, snapshot = self.as_baseline(ctx.model, ctx.measurement, "first measurement here")
         recording = ctx.gate.get("missing_baseline") == "bootstrap"
         return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None

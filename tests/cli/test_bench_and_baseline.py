@@ -53,7 +53,8 @@ def report(folder, slower=1.0):
         **made.to_json(),
     }
     (folder / "compare.json").write_text(json.dumps(data))
-    write_manifest(folder, Manifest(Kind.REPORT, "compare", 1, files=hash_tree(folder)))
+    about = {"engine": "e" * 64}
+    write_manifest(folder, Manifest(Kind.REPORT, "compare", 1, inputs=about, files=hash_tree(folder)))
     return folder
 
 
@@ -78,6 +79,53 @@ def test_a_baseline_is_made_changed_and_shown(deliver, tmp_path):
     assert baselines.read(tmp_path / shown[0]["path"]).current.reason == "v2"
 
 
+def smoke_report(folder, engine="e" * 64):
+    data = {
+        "device": asdict(DeviceFingerprint("cpu", "Test CPU", cores=2)),
+        "device_slug": "test-cpu",
+        "versions": {},
+        "engine": engine,
+        "suites": [{"name": "tiny", "timing_prompt": "hi", "timing_tokens": 4}],
+        "answers": [{"suite": "tiny", "prompt": "hi", "prompt_ids": [1, 2, 3]}],
+        "timings_ms": [40.0, 41.0, 42.0],
+        "memory": {"peak_bytes": 1e7},
+    }
+    folder.mkdir()
+    (folder / "smoke.json").write_text(json.dumps(data))
+    write_manifest(
+        folder,
+        Manifest(
+            Kind.REPORT,
+            "smoke",
+            1,
+            params={"runs": 3, "seed": 0},
+            inputs={"engine": engine, "measurement": "m" * 64},
+            files=hash_tree(folder),
+        ),
+    )
+    return folder
+
+
+def test_what_smoke_timed_is_accepted_with_it(deliver, tmp_path):
+    latest = tmp_path / ".deliver" / "latest"
+    latest.mkdir(parents=True)
+    (latest / "compare").symlink_to(report(tmp_path / "c"))
+    (latest / "smoke").symlink_to(smoke_report(tmp_path / "s"))
+    made = json.loads(deliver("baseline", "update", "--reason", "first", "--model", "demo", "--json"))
+    (also,) = made["also"]
+    assert also.startswith("baselines/demo/test-cpu/")
+    again = tmp_path / "other"
+    (latest / "smoke").unlink()
+    (latest / "smoke").symlink_to(smoke_report(again, engine="f" * 64))
+    assert (
+        json.loads(deliver("baseline", "update", "--reason", "x", "--model", "demo", "--json"))["also"] == []
+    )
+    alone = json.loads(deliver("baseline", "update", str(tmp_path / "s"), "--reason", "slower", "--json"))
+    found = baselines.read(tmp_path / alone["path"])
+    assert list(found.current.samples["timings_ms"]) == [40.0, 41.0, 42.0]
+    assert found.current.measurement == "m" * 64
+
+
 def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):
     made = report(tmp_path / "r1")
     with pytest.raises(UsageError, match="only with a reason"):
@@ -86,7 +134,7 @@ def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):
         deliver("baseline", "update", "--reason", "x", "--model", "demo")
     other = tmp_path / "other"
     other.mkdir()
-    write_manifest(other, Manifest(Kind.REPORT, "smoke", 1))
+    write_manifest(other, Manifest(Kind.ENGINE, "build", 1))
     with pytest.raises(UsageError, match="no report of compare"):
         deliver("baseline", "update", str(other), "--reason", "x", "--model", "demo")
     assert not (tmp_path / "baselines").exists()
