@@ -62,6 +62,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "awq": ("awq-w4a16", {}),
     "awq20": ("awq-w4a16", {"points": 20, "duo": "off"}),
     "awq+clip": ("awq-w4a16", {"clip": True}),
+    "awq+clip+gptq": ("awq-w4a16", {"clip": True, "rounding": "gptq"}),
     "gptq": ("gptq-w4a16", {}),
     "gptq+clip": ("gptq-w4a16", {"clip": True}),
     "smoothquant": ("smoothquant-int8", {}),
