@@ -12,25 +12,39 @@ import cProfile
 import gc
 import json
 import pstats
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_checks import in_processes
-from gpu_linear import FAMILIES, SHAPES
+from gpu_linear import FAMILIES, SHAPES, describe
+from gpu_timing import graph_us
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as record
 
 from delivery.engine import assemble as assembling
 from delivery.engine import core
 from delivery.engine.assemble import Assembled, activation_dtype, around, device_forms
-from delivery.engine.engine_model import load_model
+from delivery.engine.engine_model import EngineModel, load_model
 from delivery.engine.options import EngineOptions
 from delivery.engine.request import Request, SamplingParams
-from delivery.kernels.tuning import ROW_BUCKETS, Choice, Tile, choice_for
+from delivery.engine.tune import measured, narrowed
+from delivery.kernels.tuning import (
+    ROW_BUCKETS,
+    Choice,
+    Key,
+    Tile,
+    TuningTable,
+    choice_for,
+    install,
+    installed,
+    shipped,
+)
 from delivery.model.load import load_config
 from delivery.qtensor import QTensor
 
@@ -105,15 +119,33 @@ class RandomWeights:
         }[prefix.rpartition(".")[2]]
 
 
-def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.EngineCore:
-    """An EngineCore over random weights; nothing is written to disk."""
+def random_model(form: str, config: dict[str, Any]) -> EngineModel:
+    """A model of random weights on the device."""
+    parsed = load_config(config)
+    forms = device_forms("cuda", activation_dtype("auto", "cuda", parsed))
+    with torch.inference_mode():
+        return load_model(RandomWeights(config, form), parsed, torch.device("cuda"), forms)
+
+
+def tune(model: EngineModel, rows: list[int]) -> TuningTable:
+    """Measure the model's layers at those row counts and install that beside the table of this card."""
+
+    def time_us(calls: Sequence[Callable[[], object]]) -> float:
+        return graph_us(calls, launches=max(4, len(calls)), replays=5)
+
+    with torch.inference_mode():
+        found = measured(model, rows, time_us, sampled=256)
+    known = shipped(torch.cuda.get_device_name()).choices
+    for key, choice in found.choices.items():
+        print("   tuned", key, describe(choice), "was", describe(known[key]) if key in known else None)
+    install(TuningTable({**known, **installed().choices, **found.choices}))
+    return found
+
+
+def engine_around(model: EngineModel, **options: Any) -> core.EngineCore:
+    """An EngineCore over a model in memory; nothing is written to disk."""
 
     def make(path: Path, given: EngineOptions) -> Assembled:
-        parsed = load_config(config)
-        dtype = activation_dtype(given.dtype, "cuda", parsed)
-        place = torch.device("cuda")
-        with torch.inference_mode():
-            model = load_model(RandomWeights(config, form), parsed, place, device_forms("cuda", dtype))
         return around(model, given, "cuda", None)
 
     original: Callable[..., Assembled] = assembling.assemble
@@ -127,16 +159,19 @@ def random_engine(form: str, config: dict[str, Any], **options: Any) -> core.Eng
         core.assemble = original
 
 
-def compile_linears(forms: list[str]) -> None:
-    """Compile the linear kernels that the forms take, in many processes; an engine would do it one by one."""
+def compile_linears(forms: list[str], tuned_rows: list[int]) -> None:
+    """Compile the linear kernels that the forms take, and all that are tried at `tuned_rows`, in many
+    processes; an engine would do it one by one."""
     names = {"bf16": "w16a16", "w4a16": "w4a16", "int8": "w8a8int8", "fp8": "w8a8fp8"}
     tasks: dict[tuple[str, Tile], tuple[str, int, int, int, Choice]] = {}
     for name in {names[form] for form in forms} | {"w16a16"}:
         for n, k in SHAPES.values():
             for rows in ROW_BUCKETS:
                 choice = choice_for(FAMILIES[name].key, n, k, rows)
-                if choice is not None and choice.tile is not None:
-                    tasks.setdefault((name, choice.tile), (name, n, k, rows, choice))
+                tried = narrowed(FAMILIES[name].candidates(n, k, rows)) if rows in tuned_rows else []
+                for each in (choice, *tried):
+                    if each is not None and each.tile is not None:
+                        tasks.setdefault((name, each.tile), (name, n, k, rows, each))
     in_processes(_run_once, list(tasks.values()))
 
 
@@ -160,6 +195,44 @@ def generate(engine: core.EngineCore, prompts: list[list[int]], new_tokens: int)
     torch.cuda.synchronize()
     assert count == new_tokens * len(prompts), (count, new_tokens, len(prompts))
     return time.perf_counter() - started
+
+
+@contextmanager
+def no_overlap() -> Iterator[None]:
+    """Norms, activations, rotation and attention wait for the kernel in front to end."""
+    users = [m for name, m in sys.modules.items() if name.startswith("delivery.kernels.gpu.")]
+    users = [m for m in users if hasattr(m, "overlaps") and not m.__name__.endswith(".overlap")]
+    before = [m.overlaps for m in users]
+    for module in users:
+        module.overlaps = lambda _: False
+    try:
+        yield
+    finally:
+        for module, function in zip(users, before, strict=True):
+            module.overlaps = function
+
+
+def replay_differs(engine: core.EngineCore) -> int:
+    """Of 24 greedy tokens behind one prompt, how many differ between recorded steps and steps launched
+    kernel by kernel without overlap, at the same numbers of rows."""
+    prompt = torch.randint(0, engine.config.vocab_size, (PROMPT_TOKENS,)).tolist()
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    runner = engine._runner
+    recordings = runner.recorded, runner.mixed
+
+    def tokens(name: str) -> list[int]:
+        engine.add_request(Request(name, prompt, sampling))
+        made: list[int] = []
+        while engine.has_unfinished():
+            made += [t for output in engine.step() for t in output.new_token_ids]
+        return made
+
+    recorded = tokens("recorded")
+    runner.recorded = runner.mixed = None
+    with no_overlap():
+        launched = tokens("launched")
+    runner.recorded, runner.mixed = recordings
+    return sum(a != b for a, b in zip(recorded, launched, strict=True))
 
 
 def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, float]:
@@ -198,29 +271,47 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--host", action="store_true", help="print where the host's time goes")
+    parser.add_argument("--tune", default="", help="row counts at which layers are measured first: 512,8192")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
+    tables: dict[Key, Choice] = {}
     started = time.perf_counter()
-    compile_linears(arguments.forms)
+    tuned_rows = [int(rows) for rows in arguments.tune.split(",") if rows]
+    compile_linears(arguments.forms, tuned_rows)
     print(f"linear kernels compiled in {time.perf_counter() - started:.0f} s", flush=True)
     for form in arguments.forms:
         started = time.perf_counter()
-        engine = random_engine(form, LLAMA_8B | {"num_hidden_layers": arguments.layers}, max_num_seqs=256)
+        model = random_model(form, LLAMA_8B | {"num_hidden_layers": arguments.layers})
+        print(f"{form}: weights made in {time.perf_counter() - started:.1f} s", flush=True)
+        if tuned_rows:
+            tables.update(tune(model, tuned_rows).choices)
+            print(f"{form}: measured at {time.perf_counter() - started:.1f} s", flush=True)
+            if arguments.json:
+                arguments.json.with_suffix(".table.json").write_text(TuningTable(tables).to_json())
+        started = time.perf_counter()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        engine = engine_around(model, max_num_seqs=256)
+        del model
         plan = engine.plan
         peak = torch.cuda.max_memory_allocated()
         print(
-            f"{form}: loaded in {time.perf_counter() - started:.1f} s, weights {gib(plan.weights_bytes)}, "
+            f"{form}: recorded in {time.perf_counter() - started:.1f} s, weights {gib(plan.weights_bytes)}, "
             f"plan {gib(plan.total_bytes)}, allocated {gib(peak)} GiB",
             flush=True,
         )
+        print(f"   {replay_differs(engine)} of 24 tokens differ without recordings and overlap", flush=True)
         for batch in map(int, arguments.batches.split(",")):
-            row = {"form": form, **measure(engine, batch)}
+            row = {"form": form, **measure(engine, batch, 2 if batch < 256 else 1)}
             peer = anchor(form, batch)
             rows.append(
                 row | {"vllm_tpot_ms": peer.get("tpot_ms"), "vllm_prefill": peer.get("prefill_tok_s")}
             )
             print("  ", rows[-1], flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows, indent=1))
         print(
             f"   plan {plan.total_bytes / 2**30:.2f} GiB, measured peak "
             f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB reserved",
@@ -228,39 +319,44 @@ def main() -> None:
         )
         if arguments.profile:
             profile(engine)
+        if arguments.host:
+            host_profile(engine)
         engine.close()
         del engine
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
 
 
 def profile(engine: core.EngineCore) -> None:
-    """Device time by kernel of eight prompts; host time by function of the same; one layer of a decode step
-    at batch 1, kernel by kernel, with the time at which each starts and ends."""
-    prompts = [[7] * PROMPT_TOKENS for _ in range(8)]
+    """Device time by kernel of a step of eight prompts; then one layer of a decode step at batch 1, kernel by
+    kernel, with the time at which each starts and ends."""
     with record(activities=[ProfilerActivity.CUDA]) as seen:
-        generate(engine, prompts, 1)
-    print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=50))
+        generate(engine, [[7] * PROMPT_TOKENS for _ in range(8)], 1)
+    kernels = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
+    print("us of kernels in one step of 8192 tokens, launches, name")
+    for e in kernels[:14]:
+        print(f"{e.self_device_time_total:10.0f} {e.count:5d}  {e.key[:80]}")
+    with record(activities=[ProfilerActivity.CUDA]) as seen:
+        generate(engine, [[7] * PROMPT_TOKENS], 6)
+    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    middle = len(events) - 150
+    begin = events[middle].time_range.start
+    print("start, end, duration in us of kernels in a row, batch 1")
+    for e in (*events[middle : middle + 20], *events[-24:]):
+        at = e.time_range
+        print(f"{at.start - begin:9.1f} {at.end - begin:9.1f} {at.end - at.start:7.1f}  {e.name[:70]}")
+
+
+def host_profile(engine: core.EngineCore) -> None:
+    """Host time by function of a step that is launched kernel by kernel."""
     host = cProfile.Profile()
     host.enable()
-    for _ in range(4):
-        generate(engine, prompts, 1)
+    for _ in range(3):
+        generate(engine, [[7] * PROMPT_TOKENS for _ in range(8)], 1)
     host.disable()
-    pstats.Stats(host).sort_stats("tottime").print_stats(28)
-    for batch in (1, 64):
-        with record(activities=[ProfilerActivity.CUDA]) as seen:
-            generate(engine, [[7] * PROMPT_TOKENS for _ in range(batch)], 8)
-        kernels = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        kernels.sort(key=lambda e: e.time_range.start)
-        middle = len(kernels) - 150
-        begin = kernels[middle].time_range.start
-        print(f"batch {batch}: start, end, duration in us of kernels in a row")
-        for e in (*kernels[middle : middle + 21], *kernels[-24:]):
-            at = e.time_range
-            print(f"{at.start - begin:9.1f} {at.end - begin:9.1f} {at.end - at.start:7.1f}  {e.name[:70]}")
+    pstats.Stats(host).sort_stats("tottime").print_stats(30)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from delivery.checkpoint import Checkpoint, Tokenizer
 from delivery.device import resolve_device
 from delivery.engine import graphs
-from delivery.engine.directory import check_fingerprint, is_engine, read_about, read_engine
+from delivery.engine.directory import check_fingerprint, is_engine, read_about, read_engine, read_tuning
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
@@ -23,7 +23,9 @@ from delivery.engine.need import need
 from delivery.engine.options import EngineOptions
 from delivery.engine.runner import ModelRunner
 from delivery.errors import DataError, UsageError
+from delivery.kernels import tuning
 from delivery.kernels.kv_layout import kv_layout
+from delivery.kernels.tuning import TuningTable
 from delivery.model.config import ModelConfig
 from delivery.model.load import load_config
 
@@ -75,9 +77,12 @@ def assemble(path: Path, options: EngineOptions) -> Assembled:
     config = load_config(checkpoint.config)
     with torch.inference_mode():
         if is_engine(path):
-            check_fingerprint(path, read_about(path), device, options.mismatch)
+            as_built = check_fingerprint(path, read_about(path), device, options.mismatch)
+            # Choices measured elsewhere are left aside: the card's own table or the rules take their place.
+            tuning.install(read_tuning(path) if as_built else TuningTable())
             model = read_engine(path, config, place)
         else:
+            tuning.install(TuningTable())
             dtype = activation_dtype(options.dtype, device, config)
             model = load_model(checkpoint, config, place, device_forms(device, dtype))
     return around(model, options, device, open_tokenizer(path))

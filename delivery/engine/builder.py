@@ -7,7 +7,7 @@ nothing of that is left for a request to pay.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from delivery.artifact import MANIFEST, Json, canonical_json, hash_tree, read_ar
 from delivery.checkpoint import Checkpoint
 from delivery.device import resolve_device
 from delivery.engine import fusion
-from delivery.engine.assemble import activation_dtype, device_forms, memory_plan, weights_size
+from delivery.engine import tune as measuring
+from delivery.engine.assemble import activation_dtype, around, device_forms, memory_plan, weights_size
 from delivery.engine.directory import write_engine
 from delivery.engine.engine_model import EngineModel, load_model
 from delivery.engine.fingerprint import build_fingerprint
 from delivery.engine.options import EngineOptions
+from delivery.kernels import tuning
+from delivery.kernels.tuning import TuningTable
 from delivery.model.load import load_config
 
 _STORED = (
@@ -44,11 +47,13 @@ def build(
     *,
     checkpoint_digest: str = "",
     progress: Callable[[], None] = lambda: None,
+    tune: bool = True,
     **options: Any,
 ) -> dict[str, Json]:
     """Write an engine directory for a checkpoint and return what engine.json says.
 
-    options: `EngineOptions`; they become the engine's defaults. progress is called once per layer.
+    options: `EngineOptions`; they become the engine's defaults. progress is called once per layer. tune: on
+    a GPU, measure which kernels are fastest there, and compile what serving will launch.
     Raises DataError for a damaged checkpoint, EnvironmentLacking when the plan does not fit.
     """
     chosen = EngineOptions.of(options)
@@ -59,6 +64,7 @@ def build(
     with torch.inference_mode():
         model = load_model(source, config, torch.device(device), device_forms(device, dtype), progress)
     plan = memory_plan(config, chosen, device, weights_size(model), dtype)
+    table = _prepared(model, chosen, device) if tune and device == "cuda" else TuningTable()
     settled = {
         **{name: getattr(chosen, name) for name in _STORED},
         "max_model_len": plan.max_model_len,
@@ -77,11 +83,36 @@ def build(
         "options": settled,
         "plan": plan.to_json(),
         "forms": _forms(model),
+        "tuned": len(table.choices),
         "fusion": fusion.report(config, quantized_activations=_quantized_activations(model)),
         "config": _plain(asdict(config)),
     }
-    write_engine(Path(out), source, model, about)
+    write_engine(Path(out), source, model, about, table)
     return about
+
+
+def _prepared(model: EngineModel, options: EngineOptions, device: str) -> TuningTable:
+    """The choices measured on this card. What serving launches with them is compiled, into the disk cache."""
+    from delivery.kernels.gpu.timing import graph_us
+
+    def time_us(calls: Sequence[Callable[[], object]]) -> float:
+        return graph_us(calls, launches=max(4, len(calls)), replays=5)
+
+    before = tuning.installed()
+    try:
+        with torch.inference_mode():
+            table = measuring.measured(
+                model,
+                measuring.row_counts(options.batched_tokens(device)),
+                time_us,
+                options.sequences(device),
+            )
+        tuning.install(table)
+        around(model, options, device, None)  # records steps, and with that compiles them
+    finally:
+        tuning.install(before)
+        torch.cuda.empty_cache()
+    return table
 
 
 def digest_of(checkpoint: Path) -> str:

@@ -20,10 +20,12 @@ from delivery.engine.engine_model import EngineModel
 from delivery.engine.fingerprint import build_fingerprint, differences, unusable
 from delivery.engine.packed_files import Packer, unpack
 from delivery.errors import DataError, EnvironmentLacking
+from delivery.kernels.tuning import TuningTable
 from delivery.model.config import ModelConfig
 
 ABOUT = "engine.json"
 LAYOUT_FILE = "layout.json"
+TUNING = "tuning.json"
 FORMAT = "deliver-engine"
 FORMAT_VERSION = 1
 
@@ -35,8 +37,10 @@ def is_engine(path: Path) -> bool:
     return (path / ABOUT).is_file()
 
 
-def write_engine(out: Path, source: Checkpoint, model: EngineModel, about: Mapping[str, Json]) -> None:
-    """Write an engine directory; whole or not at all."""
+def write_engine(
+    out: Path, source: Checkpoint, model: EngineModel, about: Mapping[str, Json], table: TuningTable
+) -> None:
+    """Write an engine directory; whole or not at all. table: the choices measured for it, empty for none."""
     with CheckpointWriter(out) as writer:
         packer = Packer(writer.add)
         layout = {
@@ -47,6 +51,8 @@ def write_engine(out: Path, source: Checkpoint, model: EngineModel, about: Mappi
         }
         writer.copy_files(source)
         writer.add_file(LAYOUT_FILE, _json(layout))
+        if table.choices:
+            writer.add_file(TUNING, (table.to_json() + "\n").encode())
         writer.add_file(ABOUT, _json({"format": FORMAT, "format_version": FORMAT_VERSION, **about}))
         writer.finish(source.config)
 
@@ -108,6 +114,13 @@ def read_engine(path: Path, config: ModelConfig, device: torch.device) -> Engine
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path / LAYOUT_FILE, f"{type(error).__name__}: {error}") from error
+
+
+def read_tuning(path: Path) -> TuningTable:
+    """The choices measured when the engine was built; empty where none were. Raises DataError
+    `tuning-table-damaged`."""
+    file = path / TUNING
+    return TuningTable.from_json(file.read_text("utf-8")) if file.is_file() else TuningTable()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,7 +6,10 @@ by tokens and sequences, up to a size from which on the card is busy for longer 
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,6 +55,19 @@ def recorded_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
     return activation_bytes(config, most, 0, item_bytes) + most * config.hidden_size * item_bytes
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No garbage collection: what it would destroy on the device cannot be destroyed during a recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class CudaGraphs:
     """Recordings in one memory pool, largest first so that the smaller ones reuse its memory. The final norm
     and the head run behind the replay."""
@@ -66,12 +82,13 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         stage = runner.stage
-        self._mixed = {
-            shape: self._record(stage.blank(*shape, decodes=False)) for shape in reversed(self._shapes)
-        }
-        self._decodes = {
-            size: self._record(stage.blank(size, size, decodes=True)) for size in reversed(self._sizes)
-        }
+        with _nothing_collected():
+            self._mixed = {
+                shape: self._record(stage.blank(*shape, decodes=False)) for shape in reversed(self._shapes)
+            }
+            self._decodes = {
+                size: self._record(stage.blank(size, size, decodes=True)) for size in reversed(self._sizes)
+            }
         torch.cuda.empty_cache()
 
     def padded(self, decodes: int) -> int | None:

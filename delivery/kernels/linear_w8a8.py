@@ -19,7 +19,7 @@ from delivery.kernels.tuning import Choice, Tile
 from delivery.kernels.w8_layout import PackedW8, pack, why_not_pack
 from delivery.kernels.w8_rules import why_not_dtype_here
 
-__all__ = ["OP", "PackedW8", "candidates", "pack", "reference", "run", "why_not_pack"]
+__all__ = ["OP", "PackedW8", "candidates", "pack", "reference", "run", "table_name", "why_not_pack"]
 
 Optional = torch.Tensor | None
 
@@ -138,7 +138,7 @@ def _hopper(
 ) -> torch.Tensor:
     x, x_scale, out_dtype = _quantised(x, packed, x_scale, out_dtype)
     n, k = packed.shape
-    choice = tuning.choice_for(_key(packed), n, k, x.shape[0])
+    choice = tuning.choice_for(table_name(packed), n, k, x.shape[0])
     tile = choice.tile if choice is not None else None
     if tile is None:
         tile = rule(n, -(-k // 128), x.shape[0], x.device)
@@ -204,7 +204,8 @@ def _int_mm(
     return finish(sums, packed.scale, x_scale, out_dtype, bias, residual)
 
 
-def _key(packed: PackedW8) -> str:
+def table_name(packed: PackedW8) -> str:
+    """What the tuning table calls this operator for a weight of this type."""
     return "linear_w8a8_int8" if packed.weight.dtype == torch.int8 else "linear_w8a8_fp8"
 
 
@@ -243,7 +244,7 @@ def _why_not_int_mm(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs
 
 
 def _preferred(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs: object) -> str | None:
-    choice = tuning.choice_for(_key(packed), *packed.shape, x.shape[0])
+    choice = tuning.choice_for(table_name(packed), *packed.shape, x.shape[0])
     return None if choice is None else choice.backend
 
 

@@ -108,10 +108,21 @@ _installed = [TuningTable()]
 def install(table: TuningTable) -> None:
     """Make `table` the one that operators ask (an engine does this when it loads)."""
     _installed[0] = table
+    _looked_up.cache_clear()
+
+
+def installed() -> TuningTable:
+    """The table that operators ask first."""
+    return _installed[0]
 
 
 def choice_for(op: str, n: int, k: int, rows: int) -> Choice | None:
     """The installed table's choice, else that of the table shipped for this card."""
+    return _looked_up(op, n, k, bucket(rows))
+
+
+@cache
+def _looked_up(op: str, n: int, k: int, rows: int) -> Choice | None:
     return _installed[0].lookup(op, n, k, rows) or shipped(_card()).lookup(op, n, k, rows)
 
 
