@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-head-dim": ("Llama", {"head_dim": 24}),
+    "llama-odd": ("Llama", {"hidden_size": 76, "head_dim": 20, "intermediate_size": 92}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "llama-dynamic": ("Llama", {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 2.0}}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),

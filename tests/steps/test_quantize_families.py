@@ -97,6 +97,25 @@ def test_fused_and_reordered_rows_are_where_transformers_wants_them(name: str, t
     torch.testing.assert_close(logits(ctx.out), theirs, atol=1e-3, rtol=0)
 
 
+def test_layers_that_no_group_divides_stay_plain_and_are_listed(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    sizes = {"hidden_size": 76, "head_dim": 24, "intermediate_size": 112}
+    build("llama", vocab_size=320, **sizes).save_pretrained(model)
+    for file, text in tokenizer_files(320).items():
+        (model / file).write_text(text, "utf-8")
+    ctx = quantize(tmp_path, model, scheme="rtn-w4a16", format="compressed-tensors")
+    written = Checkpoint.open(ctx.out)
+    at = "model.layers.1"
+    assert written.has(f"{at}.self_attn.q_proj.weight")  # 76 input features
+    assert written.has(f"{at}.self_attn.o_proj.weight_packed")  # 96, in groups of 32
+    assert written.has(f"{at}.mlp.down_proj.weight_packed")  # 112, in groups of 16
+    assert {f"{at}.self_attn.q_proj", f"{at}.mlp.up_proj"} <= set(written.quantization["ignore"])  # type: ignore[index]
+    assert "q_proj (layers 0 to 2): left in floating point: groups of 128 do not divide 76" in ctx.texts(
+        "info"
+    )
+    assert 0 < distance(logits(ctx.out), logits(model)) < 0.5
+
+
 def test_stacked_experts_are_the_same_experts(tmp_path: Path) -> None:
     apart, together = save("qwen3-moe", tmp_path / "a"), stack(save("qwen3-moe", tmp_path / "b"))
     assert torch.equal(logits(apart), logits(together))
