@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from delivery.bench.http_stream import Client
+from delivery.bench.load import run_load
 from delivery.bench.plan import plan
 from delivery.bench.url_target import UrlTarget
 from delivery.bench.workload import parse_workload
@@ -121,7 +122,7 @@ def measure(rate: float, seconds: float) -> tuple[list[Errors], int]:
         target = UrlTarget(f"http://127.0.0.1:{port}", client=Keeping)
         target.run(plan(parse_workload({**data, "requests": 20})))
         KEPT.clear()
-        records = target.run(plan(parse_workload(data)))
+        records = run_load(target, parse_workload(data), warm=False)
     finally:
         server.terminate()
         server.join()

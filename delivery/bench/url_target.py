@@ -134,11 +134,13 @@ class _Run:
         load: LoadPlan,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._target, self._client, self._model, self._load = target, client, model, load
+        self._client, self._load = client, load
         self._progress = progress
         self._clock = asyncio.get_running_loop().time
         self._recorders: dict[str, Recorder] = {}
         self._answers: dict[str, list[tuple[float, bytes]]] = {}
+        # Written before the clock starts: long prompts take time to write.
+        self._bodies = {r.id: target.body(r, model) for r in load.requests}
         self._start = 0.0
         self._done = 0
 
@@ -151,6 +153,7 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 for request in self._load.requests:
                     due = self._start + (request.due_s or 0.0)
+                    self._client.prepare()
                     await self._until(due)
                     group.create_task(self._ask(request, due))
         for name, pieces in self._answers.items():
@@ -171,10 +174,9 @@ class _Run:
         recorder = Recorder(request.id, due - self._start, prompt_tokens=request.prompt_tokens)
         self._recorders[request.id] = recorder
         pieces: list[tuple[float, bytes]] = []
-        body = self._target.body(request, self._model)
         recorder.sent_s = self._clock() - self._start
         try:
-            status, stream = await self._client.request("POST", "/v1/completions", body)
+            status, stream = await self._client.request("POST", "/v1/completions", self._bodies[request.id])
             async for piece in stream:
                 pieces.append(piece)
             if status != 200:

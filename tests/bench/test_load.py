@@ -136,6 +136,9 @@ class FakeClient:
 
     fail_at = 0
 
+    def prepare(self):
+        pass
+
     async def listed(self):
         yield 0.0, b'{"data": [{"id": "tiny"}]}'
 
