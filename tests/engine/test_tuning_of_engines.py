@@ -96,20 +96,24 @@ def test_the_fastest_choice_of_every_shape_and_row_count_is_kept(tiny_checkpoint
 
     def time_us(calls: Sequence[Callable[[], object]]) -> float:
         timed.append(len(calls))
-        return float(len(timed))
+        return {"cublas": 1.0, "cpu": 2.0}[str(calls[0]())]
 
     def listed(_self: Subject, rows: int) -> list[Choice]:
         return [Choice("cublas"), Choice("cpu")] if rows == 1 else [Choice("cpu")]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Subject, "candidates", listed)
+        patch.setattr("delivery.engine.tune.run_layer", lambda _layer, _x, choice: choice.backend)
         patch.setattr("delivery.kernels.gpu.timing.copies_for", lambda _: 3)
         table = measured(model, (1, 2048), time_us, sampled=4)
     expected = {("linear_w16a16", s.n, s.k, 8) for s in subjects(model)}
     expected |= {("linear_w16a16", s.n, s.k, 2048) for s in subjects(model) if not s.sampling}
     assert set(table.choices) == expected
     assert len([s for s in subjects(model) if s.sampling]) == 1
-    assert {choice.backend for choice in table.choices.values()} == {"cublas", "cpu"}
+    assert {(key[3], choice.backend) for key, choice in table.choices.items()} == {
+        (8, "cublas"),
+        (2048, "cpu"),
+    }
     assert set(timed) == {2, 3}
 
 

@@ -70,6 +70,21 @@ def test_the_fastest_candidate_that_can_be_launched_wins() -> None:
         tuning.measure([Choice("broken")], run, time_us)
 
 
+def test_a_card_that_slows_down_does_not_favour_whoever_comes_first() -> None:
+    calls: list[int] = []
+    cost = {"early": 10.0, "middle": 11.0, "late": 9.0}
+
+    def time_us(call: object) -> float:
+        assert callable(call)
+        name = call()
+        calls.append(1)
+        return cost[name] * (1 + 0.1 * len(calls))
+
+    choice, _ = tuning.measure([Choice(name) for name in cost], lambda c: c.backend, time_us)
+    assert choice == Choice("late")
+    assert len(calls) == 2 * len(cost)
+
+
 def test_the_shipped_table_knows_the_8b_shapes_of_its_card() -> None:
     table = tuning.shipped("NVIDIA H200")
     for op in ("linear_w4a16", "linear_w8a8_int8", "linear_w8a8_fp8", "linear_w16a16"):
