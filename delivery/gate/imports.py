@@ -2,6 +2,9 @@
 
 The two use the same words for different things. GuideLLM's `time_per_output_token_ms` is divided by all
 output tokens; what others call TPOT is its `inter_token_latency_ms`, and that is what is read here.
+
+Latency counts from the scheduled arrival where a file tells it: GuideLLM does for strategies that have a
+schedule (`targeted_start`), vLLM never does.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_WITH_SCHEDULE = ("constant", "poisson", "trace", "replay")
+"""GuideLLM's strategies whose targeted starts are a schedule of arrivals."""
+
 
 def read_results(path: Path) -> tuple[str, list[list[RequestRecord]]]:
     """(which tool wrote it: "vllm" or "guidellm", one list of records per run).
@@ -26,7 +32,7 @@ def read_results(path: Path) -> tuple[str, list[list[RequestRecord]]]:
     try:
         data = json.loads(path.read_text("utf-8"))
         if isinstance(data.get("benchmarks"), list):
-            return "guidellm", [_guidellm_run(one["requests"]) for one in data["benchmarks"]]
+            return "guidellm", [_guidellm_run(one) for one in data["benchmarks"]]
         return "vllm", [_vllm_run(data)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -57,23 +63,29 @@ def _vllm_run(data: Mapping[str, Any]) -> list[RequestRecord]:
     ]
 
 
-def _guidellm_run(requests: Mapping[str, Any]) -> list[RequestRecord]:
+def _guidellm_run(benchmark: Mapping[str, Any]) -> list[RequestRecord]:
+    requests = benchmark["requests"]
+    about = benchmark.get("config") or benchmark.get("args") or {}
+    scheduled = (about.get("strategy") or {}).get("type_") in _WITH_SCHEDULE
     good: list[tuple[Mapping[str, Any], str | None]] = [
         (one, None) for one in requests.get("successful") or ()
     ]
     bad: list[tuple[Mapping[str, Any], str | None]] = [
-        (one, str(one.get("error") or "failed")) for one in requests.get("errored") or ()
+        (one, str(one.get("error") or (one.get("info") or {}).get("error") or "failed"))
+        for one in requests.get("errored") or ()
     ]
     rows = sorted(good + bad, key=lambda row: _start(row[0]))
-    begin = _start(rows[0][0]) if rows else 0.0
+    begin = min((_due(one, scheduled) for one, _ in rows), default=0.0)
     out = []
     for number, (one, error) in enumerate(rows):
+        start, due = _start(one), _due(one, scheduled)
         tokens = int(one.get("output_tokens") or 0)
         gap_ms = float(one.get("inter_token_latency_ms") or 0.0)
         out.append(
             _record(
                 f"r{number}",
-                _start(one) - begin,
+                start - begin,
+                due_s=due - begin,
                 ttft_s=float(one.get("time_to_first_token_ms") or 0.0) / 1e3,
                 rest_s=gap_ms * max(tokens - 1, 0) / 1e3,
                 tokens_in=int(one.get("prompt_tokens") or 0),
@@ -89,10 +101,18 @@ def _start(request: Mapping[str, Any]) -> float:
     return float(request["request_start_time"] if "request_start_time" in request else request["start_time"])
 
 
+def _due(request: Mapping[str, Any], scheduled: bool) -> float:
+    """When a request was to start; strategies without a schedule target the moment they are asked."""
+    timings = (request.get("info") or {}).get("timings") or {}
+    targeted = timings.get("targeted_start") if scheduled else None
+    return _start(request) if targeted is None else min(float(targeted), _start(request))
+
+
 def _record(
     name: str,
     start_s: float,
     *,
+    due_s: float | None = None,
     ttft_s: float,
     rest_s: float,
     tokens_in: int,
@@ -102,7 +122,7 @@ def _record(
     first = None if error else start_s + ttft_s
     return RequestRecord(
         id=name,
-        scheduled_s=start_s,
+        scheduled_s=start_s if due_s is None else due_s,
         sent_s=start_s,
         first_token_s=first,
         last_token_s=None if first is None else first + rest_s,

@@ -58,6 +58,44 @@ def test_guidellm_words_are_converted_by_name(tmp_path, start):
     assert good.e2e_ms == pytest.approx(300.0)
 
 
+@pytest.mark.parametrize(("strategy", "ttft_ms"), [("poisson", 230.0), ("concurrent", 200.0)])
+def test_guidellm_tells_the_schedule_and_the_error_of_a_request(tmp_path, strategy, ttft_ms):
+    """Field by field as guidellm 0.6 serialises a request; latency counts from a scheduled arrival."""
+    request = {
+        "type_": "generative_request_stats",
+        "request_id": "a",
+        "info": {"timings": {"targeted_start": 49.97, "request_start": 50.0}, "error": None},
+        "request_start_time": 50.0,
+        "request_latency": 0.3,
+        "prompt_tokens": 8,
+        "output_tokens": 5,
+        "time_to_first_token_ms": 200.0,
+        "inter_token_latency_ms": 25.0,
+        "time_per_output_token_ms": 60.0,
+    }
+    failed = {
+        **request,
+        "info": {"timings": {"targeted_start": None}, "error": "connection reset"},
+        "request_start_time": 51.0,
+        "output_tokens": None,
+        "time_to_first_token_ms": None,
+    }
+    data = {
+        "benchmarks": [
+            {
+                "config": {"strategy": {"type_": strategy, "rate": 5.0}},
+                "requests": {"successful": [request], "incomplete": [], "errored": [failed]},
+            }
+        ]
+    }
+    _, ((good, bad),) = read_results(write(tmp_path, data))
+    assert good.ttft_ms == pytest.approx(ttft_ms)
+    assert good.schedule_delay_ms == pytest.approx(ttft_ms - 200.0)
+    assert good.tpot_ms == pytest.approx(25.0)
+    assert bad.error == "connection reset"
+    assert bad.output_tokens == 0
+
+
 @pytest.mark.parametrize(
     "data", [{"mean_ttft_ms": 3.0}, {"benchmarks": [{}]}, [], {"input_lens": [1], "output_lens": [1, 2]}]
 )
