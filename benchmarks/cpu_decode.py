@@ -13,9 +13,9 @@ import gc
 import json
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,7 +25,28 @@ PROMPT_TOKENS = 32
 BATCHES = (1, 4, 8, 16)
 
 
-class Ours:
+class Candidate(ABC):
+    """Something that generates, timed."""
+
+    name: str
+    weights_bytes: int
+
+    def decode(self, batch: int, tokens: int) -> float:
+        """Tokens a second after the first ones, over a batch."""
+        prompts = [[5 + i] * PROMPT_TOKENS for i in range(batch)]
+        once = self.seconds(prompts, 1)
+        return batch * (tokens - 1) / (self.seconds(prompts, tokens) - once)
+
+    def prefill(self, tokens: int) -> float:
+        """Tokens a second of one prompt."""
+        return tokens / self.seconds([list(range(5, 5 + tokens))], 1)
+
+    @abstractmethod
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """How long `tokens` greedy tokens for each prompt take."""
+
+
+class Ours(Candidate):
     """The engine over a checkpoint or an engine directory."""
 
     def __init__(self, path: str, tokens: int) -> None:
@@ -35,22 +56,13 @@ class Ours:
         )
         self.weights_bytes = self._llm.stats().weights_bytes
 
-    def decode(self, batch: int, tokens: int) -> float:
-        """Tokens a second after the first ones, over a batch."""
-        prompts = [[5 + i] * PROMPT_TOKENS for i in range(batch)]
-        once = self._seconds(prompts, 1)
-        return batch * (tokens - 1) / (self._seconds(prompts, tokens) - once)
-
-    def prefill(self, tokens: int) -> float:
-        return tokens / self._seconds([list(range(5, 5 + tokens))], 1)
-
-    def _seconds(self, prompts: list[list[int]], tokens: int) -> float:
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
         started = time.perf_counter()
         self._llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
         return time.perf_counter() - started
 
 
-class Theirs:
+class Theirs(Candidate):
     """transformers' `generate` in float32."""
 
     def __init__(self, path: str) -> None:
@@ -60,15 +72,7 @@ class Theirs:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.weights_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
 
-    def decode(self, batch: int, tokens: int) -> float:
-        prompts = [[5 + i] * PROMPT_TOKENS for i in range(batch)]
-        once = self._seconds(prompts, 1)
-        return batch * (tokens - 1) / (self._seconds(prompts, tokens) - once)
-
-    def prefill(self, tokens: int) -> float:
-        return tokens / self._seconds([list(range(5, 5 + tokens))], 1)
-
-    def _seconds(self, prompts: list[list[int]], tokens: int) -> float:
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
         ids = torch.tensor(prompts)
         mask = torch.ones_like(ids)
         started = time.perf_counter()
@@ -84,7 +88,9 @@ class Theirs:
         return time.perf_counter() - started
 
 
-def measure(candidates: list[Any], run: Callable[[Any], float], repeats: int) -> list[dict[str, float]]:
+def measure(
+    candidates: list[Candidate], run: Callable[[Candidate], float], repeats: int
+) -> list[dict[str, float]]:
     """Best and median tokens a second of every candidate, interleaved."""
     seen: list[list[float]] = [[] for _ in candidates]
     for _ in range(repeats):
@@ -108,7 +114,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    candidates: list[Any] = [] if options.no_transformers else [Theirs(options.checkpoint)]
+    candidates: list[Candidate] = [] if options.no_transformers else [Theirs(options.checkpoint)]
     candidates += [Ours(path, options.tokens) for path in (options.checkpoint, *options.quantised)]
     gc.collect()
     for candidate in candidates:  # compiles, allocates, touches every weight
