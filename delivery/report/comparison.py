@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -101,14 +101,18 @@ class Judge:
             return self._bootstrapped(found)
         reference = self._reference(found)
         latency = self._compare(reference)
+        crept = self._anchor(found)
         told = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
         parts = [
             Part(latency.status, latencies.metrics(latency, self.settings.limit), [told]),
             self._memory(reference.memory),
             self._targets(),
-            self._anchor(found),
+            crept,
             self._self_test(reference),
         ]
+        anchor = found.baseline.anchor if found is not None else None
+        if anchor and latency.status is not Verdict.FAIL and crept.verdict is Verdict.FAIL:
+            reference = replace(reference, origin=compose.baseline_details(anchor))
         return self._made(parts, reference, found)
 
     def _bootstrapped(self, found: Found) -> Report:
@@ -174,8 +178,15 @@ class Judge:
             metrics=self.family,
             limit=self.settings.limit,
             paired=reference.paired,
-            look=_look(len(ours)) if reference.paired else ONLY,
+            look=self._look(reference),
         )
+
+    def _look(self, reference: Reference | None) -> Look:
+        """Which look the runs were judged at: pairs have several, stored runs one."""
+        if reference is None or not reference.paired:
+            return ONLY
+        pairs = len(self.measured.candidate.runs)
+        return next((look for look in looks() if look.pairs == pairs), ONLY)
 
     def _memory(self, baseline: Mapping[str, float]) -> Part:
         ours = self.measured.candidate.memory
@@ -256,6 +267,7 @@ class Judge:
                 "runtime": side.runtime,
                 "commit": compose.current_commit(),
                 "baseline": dict(reference.origin) if reference else None,
+                "level": f"{1 - 2 * self._look(reference).error:.0%}".replace("%", " %"),
                 "runs": f"{len(side.runs)} {kind} of {self.data['workload']['requests']} requests",
                 "reproduce": compose.command("compare", self.inputs, **self.settings.options),
                 "facts": compose.fact_rows(
@@ -290,8 +302,3 @@ def _invalid(side: Side) -> str:
         if reason := validity.why_invalid_run(run, limits):
             return f"candidate run {number}: {reason}"
     return ""
-
-
-def _look(pairs: int) -> Look:
-    """The look of the plan that sees so many pairs; any other number is judged as the last."""
-    return next((look for look in looks() if look.pairs == pairs), ONLY)

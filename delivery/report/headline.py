@@ -8,17 +8,38 @@ from typing import TYPE_CHECKING, Any
 from delivery.report import words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from delivery.gate.report import Metric, Report
 
 
+_SHOWN = 6
+LEVEL = "90 %"
+"""Of an interval, unless the report's `details` give another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """One metric that decided against the subject, in words."""
+
+    what: str
+    name: str
+    how_much: str
+    how_sure: str
+    limit: str
+
+    def sentence(self) -> str:
+        parts = (self.how_much, self.how_sure, f"limit {self.limit}" if self.limit else "")
+        return f"{self.what} ({self.name}): {', '.join(p for p in parts if p)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """`answers` are (question, answer) pairs in the order in which a person asks."""
+    """What got worse, worst first, and (question, answer) pairs about all of it."""
 
     title: str
     verdict: str
+    worse: tuple[Worse, ...]
     answers: tuple[tuple[str, str], ...]
     command: str
 
@@ -27,45 +48,42 @@ def headline(report: Report) -> Headline:
     """The headline of any report; a passed one is short."""
     answers: list[tuple[str, str]] = []
     bad = words.failing(report)
-    told = [f.text for f in report.findings if f.severity == "error"]
-    if bad:
-        answers.append(("What", "; ".join(_what(m) for m in bad[:4]) + _more(len(bad) - 4)))
-        answers += [("How much", text)] if (text := "; ".join(filter(None, map(_how_much, bad[:4])))) else []
-        answers += [("How sure", text)] if (text := _how_sure(report, bad[0])) else []
+    told = [f.text for f in report.findings if f.severity == "error" and not _said(f.text, bad)]
+    if len(bad) > _SHOWN:
+        answers.append(("And", ", ".join(m.name for m in bad[_SHOWN:])))
+    if bad and (sureness := report.details.get("sureness") or report.details.get("runs")):
+        answers.append(("Measured", str(sureness)))
     if told and (not bad or report.verdict.value in ("fail", "invalid")):
         answers.append(("Seen", " ".join(_sentence(t) for t in told[:5]) + _more(len(told) - 5)))
     if since := _since(report.details):
         answers.append(("Since", since))
+    level = str(report.details.get("level", LEVEL))
     return Headline(
         title=f"{report.check} of {words.short(report.subject)}: {words.HEADINGS[report.verdict.value]}",
         verdict=report.verdict.value,
+        worse=tuple(_worse(m, level) for m in bad[:_SHOWN]),
         answers=tuple(answers),
         command=str(report.details.get("reproduce", "")),
     )
 
 
-def _what(metric: Metric) -> str:
-    return f"{words.title(metric.name)} ({metric.name})"
-
-
-def _how_much(metric: Metric) -> str:
+def _worse(metric: Metric, level: str) -> Worse:
     value = words.amount(metric.value, metric.unit)
-    against = ""
-    if metric.baseline is not None:
-        against = f" against {words.amount(metric.baseline, metric.unit)}"
-        if metric.baseline:
-            against += f" ({(metric.value / metric.baseline - 1) * 100:+.1f} %)"
-    bound = f", limit {words.limit(metric)}" if metric.limit is not None else ""
-    return f"{value}{against}{bound}"
+    how_much, how_sure = value, ""
+    if metric.baseline:
+        change = (metric.value / metric.baseline - 1) * 100
+        how_much = f"{change:+.1f} %: {value} against {words.amount(metric.baseline, metric.unit)}"
+        if metric.interval is not None:
+            low, high = ((edge / metric.baseline - 1) * 100 for edge in metric.interval)
+            how_sure = f"{level} interval {low:+.1f} % to {high:+.1f} %"
+    return Worse(words.title(metric.name), metric.name, how_much, how_sure, words.limit(metric))
 
 
-def _how_sure(report: Report, metric: Metric) -> str:
-    if metric.interval is None or not metric.baseline:
-        return str(report.details.get("sureness", ""))
-    low, high = ((edge / metric.baseline - 1) * 100 for edge in metric.interval)
-    runs = report.details.get("runs")
-    measured = f", {runs}" if runs else ""
-    return f"90 % interval of the change {low:+.1f} % to {high:+.1f} %{measured}"
+def _said(text: str, bad: Sequence[Metric]) -> bool:
+    """Whether a finding repeats what the failed metrics say already."""
+    return any(m.name in text or text.startswith(f"{words.title(m.name)} is ") for m in bad) and (
+        "last release" not in text
+    )
 
 
 def _since(details: Mapping[str, Any]) -> str:

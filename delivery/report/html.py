@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from delivery.report import words
 from delivery.report.draw import draw
-from delivery.report.headline import headline
+from delivery.report.headline import LEVEL, headline
 
 if TYPE_CHECKING:
     from delivery.gate.report import Metric, Report
@@ -26,6 +26,7 @@ def document(report: Report) -> str:
         tables=report.details.get("tables", ()),
         facts=_facts(report),
         short=words.short,
+        level=report.details.get("level", LEVEL),
     )
 
 

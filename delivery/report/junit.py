@@ -57,7 +57,8 @@ def _told(metric: Metric) -> str:
 
 def _summary(report: Report) -> str:
     top = headline(report)
-    lines = [f"{question}: {answer}" for question, answer in top.answers]
+    lines = [w.sentence() for w in top.worse]
+    lines += [f"{question}: {answer}" for question, answer in top.answers]
     lines += [f"{f.severity}: {f.text}" for f in report.findings]
     return "\n".join([*lines, top.command] if top.command else lines)
 

@@ -67,9 +67,9 @@ def shown(side: Side) -> list[Metric]:
 
 
 def merged(metrics: Sequence[Metric], more: Sequence[Metric]) -> list[Metric]:
-    """One metric per name: of two, the one with the worse status; a judged one before a shown one."""
-    out = {m.name: m for m in metrics}
-    for metric in more:
+    """One metric per name: of two, the one with the worse status, the first when they are equal."""
+    out: dict[str, Metric] = {}
+    for metric in (*metrics, *more):
         if metric.name not in out or _rank(metric) > _rank(out[metric.name]):
             out[metric.name] = metric
     return list(out.values())

@@ -27,7 +27,8 @@ def document(report: Report) -> str:
     """Headline, metrics and findings; cut at `MAX_BYTES` with a note."""
     top = headline(report)
     lines = [f"### {mark(report.verdict.value)} · {escape(top.title)}", ""]
-    lines += [f"- **{question}:** {escape(answer)}" for question, answer in top.answers]
+    lines += [f"- **{escape(w.sentence())}**" for w in top.worse]
+    lines += [f"- {question}: {escape(answer)}" for question, answer in top.answers]
     if top.command:
         lines += ["", "```sh", top.command.replace("```", ""), "```"]
     if report.metrics:

@@ -68,9 +68,12 @@ def test_every_rendering_is_written_and_is_deterministic(folder, tmp_path_factor
 def test_the_first_screen_answers_the_five_questions():
     top = headline(failed())
     answers = dict(top.answers)
-    assert "Time per output token, P95" in answers["What"]
-    assert answers["How much"] == "9.1 ms against 7.5 ms (+21.3 %), limit ≤ 8.625 ms"
-    assert answers["How sure"].startswith("90 % interval of the change +17.0 % to +25.0 %")
+    (worse,) = top.worse
+    assert worse.what == "Time per output token, P95"
+    assert worse.how_much == "+21.3 %: 9.1 ms against 7.5 ms"
+    assert worse.how_sure == "90 % interval +17.0 % to +25.0 %"
+    assert worse.limit == "≤ 8.625 ms"
+    assert answers["Measured"] == "5 pairs of 130 requests"
     assert "commit 0a1b2c3d4e5f" in answers["Since"]
     assert "now commit ffeeddccbbaa" in answers["Since"]
     assert top.command == "deliver compare --engine 3fa9c1"

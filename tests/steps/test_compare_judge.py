@@ -196,7 +196,8 @@ def test_against_a_stored_baseline_a_slow_down_fails_and_equal_speed_passes(judg
     assert tpot.value / tpot.baseline == pytest.approx(1.3, rel=0.05)
     assert tpot.interval[0] > tpot.baseline
     answers = dict(headline(slow).answers)
-    assert "Time per output token" in answers["What"]
+    assert "Time per output token, P95" in [w.what for w in headline(slow).worse]
+    assert "Seen" not in answers  # nothing is said twice
     assert "accepted" in answers["Since"]
     assert headline(slow).command.startswith("deliver compare --engine e2e2e2e2e2e2")
     assert judged(side(50, slower=1.3), engine="e2", limit=1.5).verdict is Verdict.PASS
@@ -236,6 +237,10 @@ def test_small_losses_add_up_against_the_last_release(judged):
     report = judged(side(40, slower=1.24), engine="c2")
     assert report.verdict is Verdict.FAIL
     assert "against the last release" in said(report)
+    since = headline(report)
+    assert "commit cccc" in dict(since.answers)["Since"]
+    assert report.details["baseline"]["engine"].startswith("rel")
+    assert "against the last release" in dict(since.answers)["Seen"]
     assert judged(side(40, slower=1.12), engine="c3").verdict is Verdict.PASS
 
 
