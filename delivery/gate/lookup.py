@@ -68,9 +68,9 @@ def find_or_make(place: Place, committed: Path, local: Path, snapshot: Snapshot,
     Raises BaselineError `baseline-missing`, or `baseline-other-device` when only other devices have one.
     """
     found = find(place, committed, local)
-    if found is not None:
-        own = found.bootstrapped and found.current.measurement == snapshot.measurement
-        return Found(found, made_now=own)
+    own = found is not None and found.bootstrapped and found.current.measurement == snapshot.measurement
+    if found is not None and not own:
+        return Found(found, made_now=False)
     others = sorted(
         {
             device
@@ -78,18 +78,17 @@ def find_or_make(place: Place, committed: Path, local: Path, snapshot: Snapshot,
             for device in baselines.other_devices(root, place.model, place.workload_digest, place.device_slug)
         }
     )
+    also = f"; there is one for {', '.join(others)}, which cannot be compared with" if others else ""
+    note = f"no baseline of {place.model} on {place.device_slug}{also}"
+    if found is not None:
+        # The same words as when it was made: an equal report is found again, and what follows it too.
+        return Found(found, made_now=True, note=note)
     if missing != "bootstrap":
         raise _missing(place, others, committed)
     made = baselines.new(
         place.model, place.device, place.workload, place.workload_digest, snapshot, bootstrapped=True
     )
-    note = f"; there is one for {', '.join(others)}, which cannot be compared with" if others else ""
-    return Found(
-        made,
-        made_now=True,
-        note=f"no baseline of {place.model} on {place.device_slug}{note}",
-        path=place.path(local),
-    )
+    return Found(made, made_now=True, note=note, path=place.path(local))
 
 
 def _missing(place: Place, others: list[str], committed: Path) -> BaselineError:

@@ -1,0 +1,31 @@
+"""Finding baselines, and making a first one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from delivery.gate import baseline as baselines
+from delivery.gate.lookup import Place, find_or_make
+
+
+def test_what_a_first_baseline_says_of_itself_stays_the_same_when_it_is_judged_again(tmp_path: Path) -> None:
+    committed, local = tmp_path / "committed", tmp_path / "local"
+    first = baselines.Snapshot(engine="e", reason="first", runs=(), measurement="m" * 64)
+    here = Place("demo", "here-1", {"name": "here"}, {}, "w" * 64)
+    there = Place("demo", "there-1", {"name": "there"}, {}, "w" * 64)
+    other = find_or_make(there, committed, local, first, "bootstrap")
+    other.record()
+
+    made = find_or_make(here, committed, local, first, "bootstrap")
+    assert made.made_now
+    assert (
+        made.note == "no baseline of demo on here-1; there is one for there-1, which cannot be compared with"
+    )
+    made.record()
+    again = find_or_make(here, committed, local, first, "fail")
+    assert again.made_now
+    assert again.note == made.note
+    assert again.path is None
+
+    second = baselines.Snapshot(engine="e2", reason="second", runs=(), measurement="n" * 64)
+    assert not find_or_make(here, committed, local, second, "fail").made_now
