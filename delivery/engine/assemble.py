@@ -22,6 +22,7 @@ from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need
 from delivery.engine.options import EngineOptions
 from delivery.engine.runner import ModelRunner
+from delivery.engine.warm import warm_up
 from delivery.errors import DataError, UsageError
 from delivery.kernels import tuning
 from delivery.kernels.kv_layout import kv_layout
@@ -182,6 +183,7 @@ def record(runner: ModelRunner, tokens: int, sequences: int) -> None:
             shapes = graphs.mixed_shapes(tokens, sequences)
             recorded = graphs.CudaGraphs(runner, graphs.decode_sizes(sequences), shapes)
             runner.recorded, runner.mixed = recorded, recorded
+            warm_up(runner, tokens, sequences)
         return
     from delivery.engine import cpu_decode
 

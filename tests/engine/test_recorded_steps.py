@@ -11,6 +11,8 @@ from delivery.engine import EngineCore, Request, SamplingParams
 from delivery.engine.graphs import MOST_MIXED_TOKENS, decode_sizes, mixed_shapes
 from delivery.engine.inputs import ON_THE_DEVICE_ALONE, Batch, resolved_ids
 from delivery.engine.runner import ModelRunner
+from delivery.engine.warm import mixtures, warm_up
+from delivery.kernels.gpu.decode_config import sequence_lanes
 
 
 class Replayed:
@@ -64,3 +66,23 @@ def test_recorded_shapes_cover_every_step_up_to_the_largest(tokens: int, sequenc
     assert max(shapes) == (min(tokens, MOST_MIXED_TOKENS), sequences)
     assert all(size <= tokens and batch <= sequences for size, batch in shapes)
     assert decode_sizes(sequences)[-1] == sequences
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(8192, 512), (8192, 256), (64, 4), (2, 1)])
+def test_warming_up_covers_the_classes_of_sequences(tokens: int, sequences: int) -> None:
+    found = mixtures(tokens, sequences)
+    assert all(size <= tokens and decodes + prompts <= sequences for decodes, prompts, size in found)
+    every = {sequence_lanes(n) for n in range(1, sequences + 1)}
+    assert {sequence_lanes(prompts) for _, prompts, _ in found} == every
+    decoding = {sequence_lanes(n) for n in range(1, sequences)}
+    assert {sequence_lanes(decodes) for decodes, _, _ in found if decodes} == decoding
+
+
+def test_warming_up_changes_no_answer(tiny_checkpoint: Path) -> None:
+    plain, _ = generated(tiny_checkpoint, [])
+    with EngineCore(tiny_checkpoint, device="cpu", block_size=16, max_num_seqs=4) as engine:
+        warm_up(engine._runner, 64, 4)
+        sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        engine.add_request(Request("0", [(7 * i + 100) % 250 for i in range(100)], sampling))
+        made = [t for _ in range(12) for output in engine.step() for t in output.new_token_ids]
+    assert made == plain[3]

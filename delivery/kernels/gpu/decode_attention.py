@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.arrivals import arrival_counters
-from delivery.kernels.gpu.decode_config import DecodeConfig, decode_config
+from delivery.kernels.gpu.decode_config import DecodeConfig, decode_config, sequence_lanes
 from delivery.kernels.gpu.decode_tiles import attend, load_pair, merge, store
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.kv_layout import layout_of
@@ -263,7 +263,7 @@ def decode_attention(
         WIDTH=max(16, triton.next_power_of_2(words)),
         PAGE=page,
         TILE=config.tile,
-        SEQUENCES=16 if batch <= 16 else max(128, triton.next_power_of_2(batch)),
+        SEQUENCES=sequence_lanes(batch),
         MERGED=max(1, min(16, merged // (group_width * head_width))),
         GROUP_WIDTH=group_width,
         HEAD_WIDTH=head_width,

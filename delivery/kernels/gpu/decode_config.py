@@ -23,6 +23,11 @@ class DecodeConfig:
         return (self.stages - 1) * self.tile * token_bytes + (8 << 10)
 
 
+def sequence_lanes(sequences: int) -> int:
+    """Lanes in which a program holds the lengths of all sequences: few classes, each compiled for itself."""
+    return 16 if sequences <= 16 else max(128, 1 << (sequences - 1).bit_length())
+
+
 ALONE = 132
 """(sequence, kv head) pairs up to which one program a multiprocessor, with deep tiles, is faster."""
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from delivery.kernels.gpu.decode_config import sequence_lanes
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.pages import LOWEST
 from delivery.kernels.gpu.prefill_tiles import attend_span
@@ -253,7 +254,7 @@ def prefill_attention(
         WIDTH=width,
         PAGE=page,
         TILE=config.tile,
-        SEQUENCES=max(16, triton.next_power_of_2(sequences)),
+        SEQUENCES=sequence_lanes(sequences),
         LAYOUT=layout,
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap is not None,
