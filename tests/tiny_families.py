@@ -30,6 +30,7 @@ LONGROPE = {
     "long_factor": [2.0 + 0.5 * i for i in range(8)],
     "original_max_position_embeddings": 32,
 }
+MROPE = {**PLAIN, "mrope_section": [2, 1, 1]}
 TIED = {"tie_word_embeddings": True}
 CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
 GEMMA3 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6, **TIED}
@@ -44,6 +45,17 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "logits_scaling": 4.0,
 }
+DELTA = {
+    "initializer_range": 0.1,  # with more, float32 itself is 2e-4 away from float64
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 3,
+}
+QWEN_EXPERTS = {**QWEN_MOE, "mlp_only_layers": [], "shared_expert_intermediate_size": 48}
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 64,
@@ -85,6 +97,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": False}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 48}),
+    "qwen3-next": ("Qwen3Next", {**DELTA, **QWEN_EXPERTS, "partial_rotary_factor": 0.5}),
+    "qwen3.5": ("Qwen3_5", {**DELTA, "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5}}),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**DELTA, **QWEN_EXPERTS, "rope_parameters": MROPE, **TIED}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2}),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_families import SIZES
+from tiny_families import DELTA, QWEN_EXPERTS, SIZES
 
 TEXT = {**SIZES, "num_hidden_layers": 2, "vocab_size": 320}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -60,6 +60,14 @@ def _gemma3() -> transformers.PreTrainedConfig:
     return transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
 
 
+def _qwen35(name: str, **experts: Any) -> transformers.PreTrainedConfig:
+    rope = {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    text = {**TEXT, **ENDS, **DELTA, "num_hidden_layers": 3, "rope_parameters": rope, **experts}
+    vision = {k: v for k, v in QWEN3_VISION.items() if k != "deepstack_visual_indexes"}
+    made: Any = getattr(transformers, f"{name}Config")
+    return made(text_config=text, vision_config=vision)
+
+
 def config(name: str) -> transformers.PreTrainedConfig:
     qwen = {"text_config": {**TEXT, **ENDS, "rope_parameters": MROPE}}
     return {
@@ -83,6 +91,8 @@ def config(name: str) -> transformers.PreTrainedConfig:
             text_config={**TEXT, **ENDS, "head_dim": 16, "rope_parameters": MROPE},
             vision_config=QWEN3_VISION,
         ),
+        "Qwen3_5ForConditionalGeneration": lambda: _qwen35("Qwen3_5"),
+        "Qwen3_5MoeForConditionalGeneration": lambda: _qwen35("Qwen3_5Moe", **QWEN_EXPERTS),
     }[name]()
 
 

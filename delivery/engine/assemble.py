@@ -19,7 +19,7 @@ from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
-from delivery.engine.need import need
+from delivery.engine.need import need, state_bytes
 from delivery.engine.options import EngineOptions
 from delivery.engine.runner import ModelRunner
 from delivery.engine.warm import warm_up
@@ -94,7 +94,8 @@ def around(model: EngineModel, options: EngineOptions, device: str, tokenizer: T
     config, place = model.config, torch.device(device)
     made = memory_plan(config, options, device, weights_size(model), model.dtype)
     rotary = RotaryTables(config, made.max_model_len, place)
-    cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place)
+    slots = options.sequences(device) + 1  # one more for prompts that are scored
+    cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place, slots)
     runner = ModelRunner(
         model,
         cache,
@@ -135,6 +136,7 @@ def memory_plan(
         sequences=sequences,
         max_model_len=length,
         item_bytes=dtype.itemsize,
+        state_bytes=state_bytes(config, sequences + 1, dtype.itemsize),
         graph_bytes=graphs.recorded_bytes(config, tokens, dtype.itemsize) if recorded else 0,
     )
     available = free_memory(device) + weights_bytes

@@ -46,7 +46,9 @@ class EngineCore:
         self.max_model_len = made.plan.max_model_len
         self._runner = made.runner
         self._executor: Executor = InProcess(made.runner)
-        pool = BlockPool(made.plan.num_blocks, made.plan.block_size, prefix_cache=self.options.prefix_cache)
+        # A prefix's keys can be shared; the state behind it would have to be kept for every block.
+        shared = self.options.prefix_cache and made.config.delta is None
+        pool = BlockPool(made.plan.num_blocks, made.plan.block_size, prefix_cache=shared)
         limits = SchedulerConfig(
             max_model_len=self.max_model_len,
             max_num_seqs=self.options.sequences(made.device),

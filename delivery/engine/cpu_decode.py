@@ -51,7 +51,8 @@ class CpuDecode:
     def _record(self, rows: int, inputs: StepInputs) -> tuple[Program, torch.Tensor]:
         model, config = self._model, self._model.config
         recorder = Recorder(rows)
-        mix = RecordedAttention(self._cache, self._rotary, inputs)
+        # It has no gated delta rule: `why_not` keeps models away that ask for it.
+        mix: Any = RecordedAttention(self._cache, self._rotary, inputs)
         table = model.embedding.table
         residual: Any = recorder.embed(self._token_ids, table, config.hidden_size, config.embedding_scale)
         delta: Any = None

@@ -142,5 +142,7 @@ def _fed_by(norm: str, products: dict[tuple[str, ...], Fused], runs: dict[str, R
     """The layers that read a norm's result, when those are all of its readers; [] otherwise."""
     names = _READERS.get(norm, ())
     if names in products:
-        return [products[names].run]
+        # A gate of attention reads what q, k and v read.
+        beside = [runs["attn_gate"]] if norm == "input_norm" and "attn_gate" in runs else []
+        return [products[names].run, *beside]
     return [runs[name] for name in names] if names and all(name in runs for name in names) else []

@@ -28,6 +28,8 @@ _FEW_SEQUENCES = 16
 
 def why_not(model: EngineModel) -> str | None:
     """Why a model's steps cannot be recorded."""
+    if model.config.delta is not None:
+        return "gated delta layers go through prompts of any length, one by one"
     if any("router" in block.linears and block.experts is None for block in model.blocks):
         return "quantised experts run one by one, as the routing falls"
     return None

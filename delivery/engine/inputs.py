@@ -159,6 +159,7 @@ class InputStage:
             query_start=self._now.device("query_start", rows + 1),
             context_lens=self._now.device("context_lens", rows),
             sample_rows=self._now.device("sample_rows", samples),
+            token_slots=self._now.device("token_slots", tokens),
             num_decodes=num_decodes,
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from delivery.engine import recurrent_state
 from delivery.kernels.kv_layout import kv_layout
 from delivery.model.attention import rope_of
 from delivery.model.config import ModelConfig, RopeSpec
@@ -23,7 +24,10 @@ class LayerCache:
 
 
 class KVCache:
-    """One LayerCache per attention layer, allocated once. layers[i] is None where layer i keeps no keys."""
+    """One LayerCache per attention layer, allocated once. layers[i] is None where layer i keeps no keys.
+
+    states[i]: of gated delta layers, for `slots` requests; None where layer i has none.
+    """
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class KVCache:
         kv: str,
         dtype: torch.dtype,
         device: torch.device | str,
+        slots: int = 0,
     ) -> None:
         layout = kv_layout(kv)
         self.num_blocks = num_blocks
@@ -47,6 +52,7 @@ class KVCache:
             return LayerCache(k, v, k_scale, v_scale)
 
         self.layers = tuple(layer(kind) for kind in config.layer_types)
+        self.states = recurrent_state.allocate(config, slots, dtype, device)
 
     def size_bytes(self) -> int:
         tensors = (t for c in self.layers if c for t in (c.k, c.v, c.k_scale, c.v_scale) if t is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delivery.engine.memory_plan import Need
-from delivery.model.config import ModelConfig
+from delivery.model.config import DeltaSpec, ModelConfig
 
 
 def attention_layers(config: ModelConfig) -> int:
@@ -29,9 +29,30 @@ def activation_bytes(config: ModelConfig, tokens: int, sequences: int, item_byte
     if config.moe is not None:
         mlp = 3 * config.moe.intermediate_size * config.moe.experts_per_token
         mlp += 3 * config.moe.shared_intermediate_size
+    if config.delta is not None:
+        attention = max(attention, _delta_width(config.delta, item_bytes))
     width = 3 * config.hidden_size + max(attention, mlp + config.hidden_size)
     logits = min(sequences, tokens) * config.vocab_size * (item_bytes + 8)
     return tokens * width * item_bytes + logits
+
+
+def _delta_width(spec: DeltaSpec, item_bytes: int) -> int:
+    """Features that a token has in a gated delta layer at once, as if of `item_bytes`: before and behind the
+    convolution, gates, and in float32 queries, keys and values of every value head."""
+    channels = 2 * spec.num_key_heads * spec.key_head_dim + spec.num_value_heads * spec.value_head_dim
+    heads = spec.num_value_heads * (2 * spec.key_head_dim + 2 * spec.value_head_dim)
+    return (2 + spec.conv_kernel) * channels + heads * 4 * 2 // item_bytes
+
+
+def state_bytes(config: ModelConfig, slots: int, item_bytes: int) -> int:
+    """What `slots` requests keep in gated delta layers: float32 memories, inputs of the convolutions."""
+    spec = config.delta
+    if spec is None:
+        return 0
+    memory = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim * 4
+    channels = 2 * spec.num_key_heads * spec.key_head_dim + spec.num_value_heads * spec.value_head_dim
+    layers = config.num_layers - attention_layers(config)
+    return layers * slots * (memory + (spec.conv_kernel - 1) * channels * item_bytes)
 
 
 def table_bytes(config: ModelConfig, max_model_len: int) -> int:

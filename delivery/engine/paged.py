@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from delivery.engine.kv_cache import KVCache, RotaryTables
+from delivery.engine.recurrent_state import StateRows, run
 from delivery.kernels import OPS
 from delivery.model.attention import scale_of, window_of
 from delivery.model.config import ModelConfig
@@ -20,8 +21,8 @@ class StepInputs:
 
     token_ids int32 [T]; positions, rope_rows, slot_mapping int64 [T] (slot −1: not stored);
     block_table int32 [B, max_blocks]; query_start int32 [B + 1]; context_lens int32 [B];
-    sample_rows int64 [S], the rows of T whose next token is sampled. num_decodes: leading sequences
-    with one token.
+    sample_rows int64 [S], the rows of T whose next token is sampled; token_slots int64 [T]. num_decodes:
+    leading sequences with one token.
     """
 
     token_ids: torch.Tensor
@@ -32,6 +33,7 @@ class StepInputs:
     query_start: torch.Tensor
     context_lens: torch.Tensor
     sample_rows: torch.Tensor
+    token_slots: torch.Tensor
     num_decodes: int
 
 
@@ -43,6 +45,7 @@ class PagedAttention:
         self._which = rotary.which
         self._inputs = inputs
         self._rotary = rotary.rows(inputs.rope_rows)
+        self._rows: StateRows | None = None
 
     def attention(
         self,
@@ -92,3 +95,24 @@ class PagedAttention:
             inputs.num_decodes,
         )
         return out.flatten(1)
+
+    def gated_delta(
+        self,
+        config: ModelConfig,
+        layer: int,
+        x: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        kernel: torch.Tensor,
+    ) -> torch.Tensor:
+        state = self._cache.states[layer]
+        assert state is not None
+        if self._rows is None:
+            self._rows = self._state_rows()
+        return run(config, state, self._rows, x, decay, beta, kernel)
+
+    def _state_rows(self) -> StateRows:
+        inputs = self._inputs
+        first, decodes = inputs.query_start[:-1].long(), inputs.num_decodes
+        lengths = inputs.query_start.diff()[decodes:].tolist() if decodes < first.numel() else ()
+        return StateRows(inputs.token_slots[first], inputs.positions[first] == 0, decodes, tuple(lengths))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
+from delivery.model import delta
 from delivery.model.config import ModelConfig, RopeSpec
 from delivery.model.rope import Frequencies, cos_sin, frequencies, rotate
 
@@ -19,6 +20,19 @@ _QUERY_CHUNK = 1024  # bounds the score matrix of masked attention: heads × chu
 
 class Mixer(Protocol):
     """The token mixer of a block: it knows the sequences behind a flat batch of T tokens."""
+
+    def gated_delta(
+        self,
+        config: ModelConfig,
+        layer: int,
+        x: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        kernel: torch.Tensor,
+    ) -> torch.Tensor:
+        """x [T, channels], before the convolution by kernel [channels, K]; decay and beta [T, value_heads]
+        → [T, value_heads, value_head_dim], in float32 or wider. See `delta.py`."""
+        ...
 
     def attention(
         self,
@@ -92,6 +106,25 @@ class DenseAttention:
             for qs, ks, vs in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
         ]
         return torch.cat(outputs).flatten(1)
+
+    def gated_delta(
+        self,
+        config: ModelConfig,
+        layer: int,
+        x: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        kernel: torch.Tensor,
+    ) -> torch.Tensor:
+        spec, lengths = config.delta, self.lengths(x.shape[0])
+        assert spec is not None
+        outputs = []
+        for part, g, b in zip(x.split(lengths), decay.split(lengths), beta.split(lengths), strict=True):
+            before = x.new_zeros(spec.conv_kernel - 1, x.shape[1])
+            mixed, _ = delta.convolve(part, kernel, before)
+            state = x.new_zeros(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim)
+            outputs.append(delta.scan(*delta.heads_of(spec, mixed), g, b, state)[0])
+        return torch.cat(outputs)
 
     def _rotary(
         self, spec: RopeSpec, positions: torch.Tensor, lengths: tuple[int, ...]

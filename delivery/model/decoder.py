@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from delivery.model.attention import Mixer
 from delivery.model.config import ModelConfig, MoESpec
+from delivery.model.delta import gated_norm
 from delivery.model.weights import Activation, BlockWeights, Projection
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -47,7 +48,10 @@ def stream(
     """
     norms = weights.norms
     x, residual = _normed(norms["input_norm"], residual, delta)
-    mixed = _attention(config, layer, weights, x, positions, mix)
+    if config.layer_types[layer] == "linear_attention":
+        mixed = _delta(config, layer, weights, x, mix)
+    else:
+        mixed = _attention(config, layer, weights, x, positions, mix)
     if config.sandwich_norms:
         mixed = norms["post_attention_norm"](mixed)
     x, residual = _normed(norms["pre_mlp_norm"], residual, mixed)
@@ -79,7 +83,25 @@ def _attention(
     k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
     v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
     mixed = mix.attention(config, layer, q, k, v, positions, weights.norms)
+    if config.attention_gate:
+        mixed = mixed * torch.sigmoid(weights.linears["attn_gate"](x))
     return weights.linears["o_proj"](mixed)
+
+
+def _delta(
+    config: ModelConfig, layer: int, weights: BlockWeights, x: torch.Tensor, mix: Mixer
+) -> torch.Tensor:
+    """The gated delta rule in place of attention: no keys are kept, but a state of fixed size."""
+    spec, linears, tensors = config.delta, weights.linears, weights.tensors
+    assert spec is not None
+    rate = functional.softplus(linears["in_proj_a"](x).to(wide(x.dtype)) + tensors["dt_bias"])
+    decay = -tensors["a_log"].to(rate.dtype).exp() * rate
+    beta = torch.sigmoid(linears["in_proj_b"](x))
+    kernel = tensors["conv"].squeeze(1)
+    mixed = mix.gated_delta(config, layer, linears["in_proj_qkv"](x), decay, beta, kernel)
+    gate = linears["in_proj_z"](x).unflatten(-1, (spec.num_value_heads, spec.value_head_dim))
+    mixed = gated_norm(mixed, tensors["gate_norm"], gate, config.rms_eps)
+    return linears["out_proj"](mixed.flatten(1))
 
 
 def _mlp(config: ModelConfig, weights: BlockWeights, prefix: str, x: Activation) -> torch.Tensor:

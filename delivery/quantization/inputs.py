@@ -50,7 +50,7 @@ def input_groups(config: ModelConfig, linears: Iterable[str]) -> tuple[InputGrou
         groups.append(group)
         taken.update(group.linears)
 
-    attention = tuple(n for n in names if n in ("q_proj", "k_proj", "v_proj"))
+    attention = tuple(n for n in names if n in ("q_proj", "k_proj", "v_proj", "attn_gate"))
     # Linear attention (gated delta rule) reads the same norm through projections named in_proj_*.
     attention += tuple(n for n in names if n.startswith("in_proj"))
     if attention:
@@ -85,5 +85,6 @@ def kind_of(name: str) -> LayerKind:
 
 
 def is_router(name: str) -> bool:
-    """Layers that choose or weigh experts: tiny, sensitive, always kept in floating point."""
-    return name in ("router", "shared_expert_gate")
+    """Layers that choose or weigh experts, or what a recurrence keeps and takes in: tiny, sensitive, always
+    kept in floating point."""
+    return name in ("router", "shared_expert_gate", "in_proj_a", "in_proj_b")

@@ -107,6 +107,17 @@ class _Around:
         self.watch.see(config, layer, norms["k_norm"](k) if config.qk_norm else k, v)
         return self.inner.attention(config, layer, q, k, v, positions, norms)
 
+    def gated_delta(
+        self,
+        config: ModelConfig,
+        layer: int,
+        x: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        kernel: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.inner.gated_delta(config, layer, x, decay, beta, kernel)
+
 
 def _raise_to(held: torch.Tensor, seen: torch.Tensor) -> None:
     """held [heads] = max(held, finite maxima of seen [T, heads]), in place."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delivery.qtensor import QTensor
 
 SKIP = "skip"
-_ROW_PARALLEL = ("o_proj", "down_proj")
+_ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _decide(
     if scheme_name == SKIP:
         return None, "left in floating point: skipped as asked"
     if is_router(name):
-        return None, "left in floating point: it routes tokens to experts"
+        return None, "left in floating point: it decides on experts, or on what a recurrence keeps"
     scheme = load_scheme(scheme_name)
     if scheme.storage.granularity == "block" and columns % BLOCK:
         return None, f"left in floating point: blocks of {BLOCK} do not divide {columns} features"

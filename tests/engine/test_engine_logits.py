@@ -99,6 +99,40 @@ def test_schedule_does_not_change_greedy_output(
         assert_greedy(model, prompt, completion.token_ids)
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
+    directory = tmp_path_factory.mktemp("hybrid")
+    return directory, save("qwen3.5", directory)
+
+
+@pytest.mark.parametrize("schedule", ["tiny-steps", "one-at-a-time", "few-blocks", "decodes-first"])
+def test_recurrent_state_follows_its_request(
+    schedule: str, hybrid: tuple[Path, transformers.PreTrainedModel]
+) -> None:
+    directory, model = hybrid
+    with LLM(directory, **{"block_size": 8, **SCHEDULES[schedule]}) as llm:
+        made = llm.generate([*prompts(), *prompts()], GREEDY)
+        assert (llm.stats().preemptions > 0) == (schedule == "few-blocks")
+        # A prompt that is scored has a state of its own, and no prefix is taken from the cache.
+        before = list(llm.logits(prompts()[4]))
+        again = llm.generate([prompts()[4]], GREEDY)[0]
+        assert again.num_cached_tokens == 0
+    for prompt, completion in zip([*prompts(), *prompts()], made, strict=True):
+        assert_greedy(model, prompt, completion.token_ids)
+    assert again.token_ids == made[4].token_ids
+    with torch.no_grad():
+        theirs = model(torch.tensor([prompts()[4]])).logits[0]
+    torch.testing.assert_close(torch.cat(before), theirs, atol=1e-4, rtol=0)
+
+
+def test_recurrent_state_is_in_the_plan(hybrid: tuple[Path, transformers.PreTrainedModel]) -> None:
+    with LLM(hybrid[0], max_num_seqs=3) as llm:
+        states = [s for s in llm.core._runner.cache.states if s is not None]
+        assert len(states) == 2
+        held = sum(t.numel() * t.element_size() for s in states for t in (s.conv, s.memory))
+        assert llm.core.plan.state_bytes == held > 0
+
+
 def test_shared_prefix_is_reused_and_changes_nothing(
     llama: tuple[Path, transformers.PreTrainedModel],
 ) -> None:

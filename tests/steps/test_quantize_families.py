@@ -72,6 +72,9 @@ CASES = [
     ("glm", {"scheme": "smoothquant-int8", "format": "compressed-tensors"}, 0.1),
     ("gemma3", {"scheme": "awq-w4a16", "group_size": "32", "format": "gptq"}, 0.5),
     ("mixtral", {"scheme": "smoothquant-int8", "format": "smooth_quant"}, 0.2),
+    # Random routers change their mind over little; rows in a wrong place give 1.4.
+    ("qwen3-next", {"scheme": "w8a16", "group_size": "16", "format": "compressed-tensors"}, 0.4),
+    ("qwen3.5", {"scheme": "smoothquant-int8", "format": "compressed-tensors"}, 0.2),
     ("qwen2-moe", {"scheme": "w8a16", "group_size": "16", "format": "compressed-tensors"}, 0.2),
 ]
 
@@ -85,7 +88,7 @@ def test_a_quantised_model_computes_nearly_the_same(
     assert 0 < distance(logits(ctx.out), logits(model)) < limit
 
 
-@pytest.mark.parametrize("name", ["phi3", "glm"])
+@pytest.mark.parametrize("name", ["phi3", "glm", "qwen3.5"])
 def test_fused_and_reordered_rows_are_where_transformers_wants_them(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -39,6 +39,35 @@ def linears(config: ModelConfig, layer: int) -> dict[str, Part]:
     return {**attention(config, layer), **mlp(layer)}
 
 
+def gated_attention(config: ModelConfig, layer: int) -> dict[str, Part]:
+    """q, k, v and o; behind each head's rows of q_proj stand those of its gate (Qwen3-Next, Qwen3.5)."""
+    parts, dim = attention(config, layer), config.head_dim
+    starts = range(0, 2 * dim * config.num_heads, 2 * dim)
+    stored = parts["q_proj"].prefix
+    parts["q_proj"] = Part(stored, tuple(range(s, s + dim) for s in starts))
+    parts["attn_gate"] = Part(stored, tuple(range(s + dim, s + 2 * dim) for s in starts))
+    return parts
+
+
+def delta(layer: int, at: str = "linear_attn") -> dict[str, Part]:
+    """The linear layers of the gated delta rule, each stored alone (Qwen3.5)."""
+    names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+    return {name: Part(f"layers.{layer}.{at}.{name}") for name in names}
+
+
+def delta_tensors(config: ModelConfig, layer: int) -> dict[str, str]:
+    """Convolution, step sizes, decay rates and the norm behind the gated delta rule."""
+    if config.layer_types[layer] != "linear_attention":
+        return {}
+    at = f"layers.{layer}.linear_attn"
+    return {
+        "conv": f"{at}.conv1d.weight",
+        "dt_bias": f"{at}.dt_bias",
+        "a_log": f"{at}.A_log",
+        "gate_norm": f"{at}.norm.weight",
+    }
+
+
 def experts(
     moe: MoESpec, at: str, names: Mapping[str, str] | None = None, router: str = "gate"
 ) -> dict[str, Part]:
@@ -84,7 +113,8 @@ def norms(config: ModelConfig, layer: int) -> dict[str, str]:
         "input_norm": f"{at}.input_layernorm.weight",
         "pre_mlp_norm": f"{at}.post_attention_layernorm.weight",
     }
-    return {**names, **(qk_norms(layer) if config.qk_norm else {})}
+    attends = config.layer_types[layer] != "linear_attention"
+    return {**names, **(qk_norms(layer) if config.qk_norm and attends else {})}
 
 
 def qk_norms(layer: int) -> dict[str, str]:

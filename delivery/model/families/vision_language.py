@@ -25,6 +25,8 @@ _TOWERS = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3": "qwen3",
     "qwen3_vl_text": "qwen3",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
@@ -85,6 +87,8 @@ FAMILY = Family(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
     ),
     config=config,
     linears=naming.linears,
