@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_families
 import torch
 
 from delivery.engine import LLM, SamplingParams, build
@@ -36,6 +37,17 @@ def test_engine_computes_what_the_checkpoint_does(engine: Path, tiny_checkpoint:
         assert [o.text for o in packed.generate(prompts, GREEDY)] == [
             o.text for o in plain.generate(prompts, GREEDY)
         ]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "glm", "qwen2-moe", "qwen3.5"])
+def test_other_families_are_kept_whole(name: str, tmp_path: Path) -> None:
+    tiny_families.build(name).save_pretrained(tmp_path / "checkpoint")
+    build(tmp_path / "checkpoint", tmp_path / "engine", device="cpu", block_size=16, max_num_seqs=2)
+    ids = [5, 9, 40, 41, 7, 3] * 6
+    with LLM(tmp_path / "engine") as packed, LLM(tmp_path / "checkpoint", block_size=16) as plain:
+        assert torch.equal(torch.cat(list(packed.logits(ids))), torch.cat(list(plain.logits(ids))))
+        made = packed.generate([ids], GREEDY)[0]
+        assert made.token_ids == plain.generate([ids], GREEDY)[0].token_ids
 
 
 def test_settings_are_built_in_and_can_be_overridden(engine: Path) -> None:

@@ -15,6 +15,7 @@ from delivery.engine import LLM, build, builder
 from delivery.engine.directory import TUNING, read_about, read_engine, read_tuning, write_engine
 from delivery.engine.engine_model import load_model
 from delivery.engine.forms_gpu import Dense, EightByEight, FourBit, GpuForms
+from delivery.engine.options import EngineOptions
 from delivery.engine.tune import Subject, measured, narrowed, row_counts, subjects
 from delivery.errors import DataError, EnvironmentLacking
 from delivery.kernels import linear_w4a16, linear_w8a8, tuning
@@ -162,3 +163,22 @@ def test_a_build_for_a_cpu_measures_nothing(
     monkeypatch.setattr(builder, "_prepared", lambda *_: pytest.fail("measured on a CPU"))
     build(tiny_checkpoint, tmp_path, device="cpu", max_model_len=64, max_num_seqs=2, block_size=16)
     assert read_about(tmp_path)["tuned"] == 0
+
+
+def test_a_build_for_a_gpu_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
+    source = Checkpoint.open(engine)
+    model = read_engine(engine, load_config(source.config), torch.device("cpu"))
+    asked: list[tuple[tuple[int, ...], int]] = []
+    seen: list[TuningTable] = []
+
+    def fake(_model: object, rows: tuple[int, ...], _time: object, sampled: int) -> TuningTable:
+        asked.append((rows, sampled))
+        return TABLE
+
+    monkeypatch.setattr(builder.measuring, "measured", fake)
+    monkeypatch.setattr(builder, "around", lambda *_: seen.append(tuning.installed()))
+    options = EngineOptions(max_num_seqs=7, max_num_batched_tokens=300)
+    assert builder._prepared(model, options, "cuda") == TABLE
+    assert asked == [((1, 16, 32, 64, 128, 256, 512), 7)]
+    assert seen == [TABLE]  # recorded, and so compiled, with the choices that will serve
+    assert tuning.installed() == TuningTable()
