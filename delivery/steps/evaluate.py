@@ -54,12 +54,30 @@ class Evaluate:
     bleu_prompts: int = param(0, "Windows that are also continued greedily by both models; 0 for none.")
     bleu_tokens: int = param(128, "Tokens of such a continuation.")
     tasks: tuple[str, ...] = param((), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE")
+    harness: tuple[str, ...] = param(
+        (),
+        "Tasks of lm-evaluation-harness, by name or YAML file; needs `pip install lm-eval`.",
+        metavar="TASK",
+    )
+    harness_limit: int = param(0, "Questions of each such task; 0 for all.")
     drift: float = param(_DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True)
 
     def external(self) -> Mapping[str, str]:
         from delivery.corpus import digest
 
-        return {**digest(self.corpus), **{Path(t).name: hash_file(Path(t)).sha256 for t in self.tasks}}
+        files = [Path(t) for t in (*self.tasks, *self.harness) if t in self.tasks or Path(t).is_file()]
+        found = {**digest(self.corpus), **{path.name: hash_file(path).sha256 for path in files}}
+        if self.harness:
+            from delivery.bench.harness import installed_version
+
+            found["lm-eval"] = installed_version()
+        return found
+
+    def check(self) -> None:
+        if self.harness:
+            from delivery.bench.harness import check_installed
+
+            check_installed()
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
@@ -102,9 +120,17 @@ class Evaluate:
 
     def _tasks(self, ctx: StepContext, engine: LLM, source: LLM) -> dict[str, Any]:
         """Right answers of both models per task."""
+        from delivery.bench.harness import run_tasks
         from delivery.bench.tasks import accuracy, read_task
 
-        out = {}
+        out: dict[str, Any] = {}
+        if self.harness:
+            with ctx.progress("lm-evaluation-harness", 2 * len(self.harness), "task") as task:
+                ours, theirs = (
+                    run_tasks(llm, self.harness, self.harness_limit, lambda _: task.advance())
+                    for llm in (engine, source)
+                )
+            out = {name: {**ours[name], "source_right": theirs[name]["right"]} for name in ours}
         for name in self.tasks:
             questions = read_task(Path(name))
             with ctx.progress(f"task {Path(name).stem}", 2 * len(questions), "question") as task:
