@@ -6,6 +6,7 @@ nothing of that is left for a request to pay.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -111,6 +112,7 @@ def _prepared(model: EngineModel, options: EngineOptions, device: str) -> Tuning
         around(model, options, device, None)  # records steps, and with that compiles them
     finally:
         tuning.install(before)
+        gc.collect()  # runner and recordings know each other
         torch.cuda.empty_cache()
     return table
 

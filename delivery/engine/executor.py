@@ -33,4 +33,5 @@ class InProcess:
         return self.runner.execute(work)
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Let go of recorded steps, which hold memory on the device and know the runner."""
+        self.runner.recorded = self.runner.mixed = None

@@ -102,7 +102,8 @@ class Sampler:
         # Log-probabilities are the model's own: before penalties, biases and temperature.
         logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1) if wanted else None
         for index, row in enumerate(rows):
-            self._process(logits[index], row)
+            if not _untouched(row):
+                self._process(logits[index], row)
         if any(row.slot in self._random for row in rows):
             filtered = any(row.slot in self._filtered for row in rows)
             picked = (self.temperature[slots], self.top_k[slots], self.top_p[slots], self.seed[slots])
@@ -142,6 +143,14 @@ class Sampler:
         if params.min_p > 0.0 and not params.greedy:
             floor = logits.max() + params.temperature * math.log(params.min_p)
             logits.masked_fill_(logits < floor, -math.inf)
+
+
+def _untouched(row: Row) -> bool:
+    """Whether nothing changes a row's logits: so for nearly all, and a view of each row takes its time."""
+    params = row.sampling
+    return not (
+        params.logit_bias or params.needs_history or params.min_p > 0.0 or row.num_output < params.min_tokens
+    )
 
 
 def _penalize(logits: torch.Tensor, params: SamplingParams, row: Row) -> None:
