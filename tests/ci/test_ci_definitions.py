@@ -89,7 +89,7 @@ def test_every_job_runs_its_stage_and_lets_no_baseline_pass(render: Any) -> None
 def test_gitlab_passes_on_artifacts_caches_and_reports() -> None:
     made = gitlab(pipeline())
     handed_on = made[".stage"]["artifacts"]
-    assert {".deliver/artifacts/", ".deliver/keys/"} <= set(handed_on["paths"])
+    assert {".deliver/artifacts/", ".deliver/keys/", ".deliver/latest/"} <= set(handed_on["paths"])
     assert handed_on["when"] == "always"
     assert all(made[name]["extends"] == ".stage" for name in ("convert", "build", "smoke", "package"))
     assert made["smoke"]["needs"] == ["build"]
