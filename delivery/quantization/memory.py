@@ -23,17 +23,17 @@ def predict_peak_bytes(
     float32 and simulated, the hidden states, the activations of one piece, and when quantising the Gram
     matrices of one block and the temporaries of a search. On a CPU the Python process is in it.
     """
-    hidden, inner = config.hidden_size, _inner(config)
+    hidden, inner = config.hidden_size, max(size for size, _ in _mlps(config))
     heads = config.num_heads * config.head_dim
-    experts = config.moe.num_experts if config.moe else 1
+    features = max(size * count for size, count in _mlps(config))
     widest = max(2 * inner, heads + 2 * config.num_kv_heads * config.head_dim)
-    block = hidden * (2 * heads + 2 * config.num_kv_heads * config.head_dim) + 3 * experts * hidden * inner
+    block = hidden * (2 * heads + 2 * config.num_kv_heads * config.head_dim) + 3 * hidden * features
     piece = max(sample_tokens, 8192 if device == "cuda" else 1024)
     activations = min(piece, tokens) * (3 * widest + 6 * hidden)
     streams = tokens * hidden
     total = 2 * block + block // 2 + streams + activations
     if gram:
-        grams = 2 * hidden**2 + heads**2 + experts * inner**2
+        grams = 2 * hidden**2 + heads**2 + max(size**2 * count for size, count in _mlps(config))
         search = 4 * max(widest * hidden, hidden * inner) + 2 * max(hidden, inner) ** 2
         total += grams + search + 4096 * hidden + block + block // 2
     table = config.vocab_size * hidden * 2
@@ -56,5 +56,11 @@ def gigabytes(size_bytes: float | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.1f} GB"
 
 
-def _inner(config: ModelConfig) -> int:
-    return max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
+def _mlps(config: ModelConfig) -> list[tuple[int, int]]:
+    """(inner features, how many of that size stand in one block) of the kinds of MLP that a model has."""
+    moe = config.moe
+    if moe is None:
+        return [(config.intermediate_size, 1)]
+    shared = -(-moe.shared_intermediate_size // moe.intermediate_size)
+    routed = (moe.intermediate_size, moe.num_experts + shared)
+    return [routed] if len(moe.layers) == config.num_layers else [routed, (config.intermediate_size, 1)]

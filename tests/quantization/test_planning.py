@@ -180,3 +180,12 @@ def test_predicted_memory_grows_with_what_is_held() -> None:
     assert more - quantize == pytest.approx(128 * 512 * 4096 * 4)
     assert gigabytes(1.26e9) == "1.3 GB"
     assert gigabytes(None) == "unknown"
+
+
+def test_experts_are_counted_at_their_own_size() -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "head_dim": 128}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    hf = {**HF, **sizes, **experts, "num_key_value_heads": 4, "architectures": ["Qwen3MoeForCausalLM"]}
+    peak = predict_peak_bytes(load_config(hf), 128 * 512, 512, gram=False, device="cuda")
+    block = 128 * 3 * 768 * 2048 * 4
+    assert 2.5 * block < peak < 3.5 * block
