@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from delivery.gate.looks import ONLY, Look, looks
 from delivery.gate.lookup import Found, Place, find, find_or_make
 from delivery.gate.memory import compare_memory
 from delivery.gate.metrics import DEFAULT_FAMILY
-from delivery.gate.report import Finding, Metric, Report, Verdict, worst
+from delivery.gate.report import Finding, Report, Verdict, worst
 from delivery.gate.selftest import self_test
 from delivery.report import compose, latencies
+from delivery.report.comparison_parts import Part, Reference, Settings
 from delivery.report.latencies import values_of
 
 if TYPE_CHECKING:
@@ -26,44 +27,8 @@ if TYPE_CHECKING:
 
     from delivery.artifact import Artifact
     from delivery.gate.baseline import Snapshot
-    from delivery.gate.record import RequestRecord
 
 MEASUREMENT = "compare.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the command line or the pipeline says about judging; ratios and shares of 1."""
-
-    limit: float
-    memory_limit: float
-    memory_floor_bytes: int
-    foreign_limit: float
-    self_test: bool = False
-    partner_named: bool = False
-    """Whether somebody asked for the engine that ran beside the candidate, or it was the baseline's."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the command that measures this again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of the judgements that make up the whole."""
-
-    verdict: Verdict = Verdict.PASS
-    metrics: Sequence[Metric] = ()
-    findings: Sequence[Finding] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What the candidate is held against; `paired` runs were interleaved with the candidate's."""
-
-    runs: Sequence[Sequence[RequestRecord]]
-    memory: Mapping[str, float]
-    paired: bool
-    origin: Mapping[str, str]
-    """Engine, commit, day and reason, for the headline."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +65,8 @@ class Judge:
         if found is not None and found.made_now:
             return self._bootstrapped(found)
         reference = self._reference(found)
+        if found is not None and not reference.paired and self._is_itself(found):
+            return self._accepted(found, reference)
         latency = self._compare(reference)
         crept = self._anchor(found)
         told = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
@@ -128,6 +95,15 @@ class Judge:
             told = f"{note}: this one failed and does not become the baseline"
         parts = [Part(Verdict.BOOTSTRAPPED, findings=[Finding("warning", told)]), *absolute]
         return self._made(parts, None, found)
+
+    def _is_itself(self, found: Found) -> bool:
+        return found.baseline.current.measurement == self.measurement.digest
+
+    def _accepted(self, found: Found, reference: Reference) -> Report:
+        """The measurement that was made the baseline: compared with itself it would only show its noise."""
+        told = f"this measurement is the baseline: “{found.baseline.current.reason}”"
+        parts = [Part(findings=[Finding("info", told)]), self._targets(), self._anchor(found)]
+        return self._made([*parts, self._self_test(reference)], reference, found)
 
     # what the candidate is compared with
 

@@ -1,9 +1,10 @@
 """Pairs are the default while the baseline's engine is at hand; stored runs decide otherwise."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test_compare_judge import commit, judged, said, side
+from test_compare_judge import commit, judged, run, said, side
 
 from delivery.device import fingerprint
 from delivery.gate import Verdict
@@ -71,6 +72,23 @@ def test_pairs_with_the_baselines_engine_say_since_which_commit(judged):
     assert report.verdict is Verdict.FAIL
     assert report.details["baseline"]["commit"] == "c" * 40
     assert report.details["runs"] == "5 pairs of 130 requests"
+
+
+def test_the_measurement_that_was_accepted_is_not_compared_with_itself(judged):
+    """However noisy it was: somebody accepted it. Targets and the last release still decide."""
+    loud = replace(side(0), runs=tuple(run(i, 1.0 + 0.4 * (i % 2)) for i in range(5)))
+    before = judged(loud, gate={"missing_baseline": "bootstrap"})
+    path = next((judged.root / "local").rglob("*.json"))
+    stored = baselines.read(path)
+    committed = judged.root / "committed" / path.relative_to(judged.root / "local")
+    baselines.write(committed, replace(stored, bootstrapped=False))
+    report = judged(loud)
+    assert report.verdict is Verdict.PASS
+    assert "this measurement is the baseline" in said(report)
+    assert before.subject == report.subject
+    strict = judged(loud, gate={"slo": {"ttft_p95_ms": 1.0}})
+    assert strict.verdict is Verdict.FAIL
+    assert judged(side(50), engine="e2").verdict is not Verdict.FAIL
 
 
 def test_a_baseline_that_moved_on_decides_from_its_stored_runs(judged):
