@@ -37,6 +37,11 @@ class Judged:
     report: Report
     error: DeliverError | None
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the measurement itself is at fault (disturbed, too noisy), so that another may decide."""
+        return isinstance(self.error, Undecided)
+
 
 def judge(
     job: Job,
@@ -68,6 +73,7 @@ def judge(
         )
         report, missing = _report(job, ctx)
         report = waivers.apply(report, gate.get("waivers", ()), today or datetime.now(UTC).date())
+        error = missing or error_of(job.id, report)
         parts = {
             "measurement": measurement.digest,
             "report": hashlib.sha256(canonical_json(report.to_json()).encode()).hexdigest(),
@@ -90,11 +96,12 @@ def judge(
                 {**job.input_digests(), "measurement": measurement.digest},
             )
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            record = {"stage": job.id, "started_at": now, "verdict": report.verdict.value}
+            record: dict[str, Json] = {"stage": job.id, "started_at": now, "verdict": report.verdict.value}
+            record["undecided"] = isinstance(error, Undecided)
             artifact = store.commit(out, manifest, record)
             store.remember_key(key, artifact, parts)
         store.remember_key(verdict_key(measurement.digest), artifact, parts)
-    return Judged(artifact, report, missing or error_of(job.id, report))
+    return Judged(artifact, report, error)
 
 
 def verdict_key(measurement_digest: str) -> str:
@@ -127,7 +134,7 @@ def error_of(stage_id: str, report: Report) -> DeliverError | None:
         f"measurement-{report.verdict.value}",
         f"{stage_id} cannot judge {subject}",
         why=_why(report, report.verdict),
-        hint=f"{hint}; measure again with --force {stage_id}",
+        hint=f"{hint}; the next run measures again",
     )
 
 

@@ -100,6 +100,8 @@ def _row(
     if not is_check(stage.step):
         return PlanRow(stage.id, stage.step.name, "cached", "", made.digest, peak), made
     verdict = store.cached(verdict_key(made.digest))
+    if verdict is not None and store.run_record(verdict).get("undecided"):
+        return _run_row(stage, "the kept measurement decides nothing", peak), None
     digest = verdict.digest if verdict else made.digest
     return PlanRow(stage.id, stage.step.name, "judge", "measured already", digest, peak), verdict
 

@@ -13,8 +13,8 @@ from urllib.parse import urlparse
 from delivery.errors import DeliverError, UsageError, did_you_mean, environment_error
 from delivery.pipeline.context import Reporter
 from delivery.pipeline.events import RunLog
-from delivery.pipeline.execute import make
-from delivery.pipeline.judge import judge
+from delivery.pipeline.execute import Made, make
+from delivery.pipeline.judge import Judged, judge
 from delivery.pipeline.keys import Job
 from delivery.pipeline.partners import with_partners
 from delivery.pipeline.publish import publish
@@ -136,15 +136,11 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
     made = make(job, settings.store, reporter, force=force)
     artifact, report, error = made.artifact, None, None
     if is_check(type(job.step)):
-        judged = judge(
-            job,
-            made,
-            settings.store,
-            settings.gate,
-            settings.model,
-            render=settings.render,
-            today=settings.today,
-        )
+        judged = _judged(job, made, settings)
+        if made.cached and judged.undecided:
+            settings.display.line("  the kept measurement decides nothing: measuring again")
+            made = make(job, settings.store, reporter, force=True)
+            judged = _judged(job, made, settings)
         artifact, report, error = judged.artifact, judged.report, judged.error
     result = StageResult(
         name=job.id,
@@ -159,6 +155,12 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
     log.event("done", stage=job.id, artifact=artifact.digest, cached=made.cached, seconds=result.seconds)
     settings.display.line(_told(result))
     return result
+
+
+def _judged(job: Job, made: Made, settings: Settings) -> Judged:
+    return judge(
+        job, made, settings.store, settings.gate, settings.model, render=settings.render, today=settings.today
+    )
 
 
 def model_name(model: str) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from demo_run import Ran, run_demo
 
+UNDECIDED = 4
+
 
 @pytest.fixture(scope="session")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -15,8 +17,13 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo(workdir: Path) -> Ran:
-    """The demo from its source to a packaged release."""
-    return run_demo(workdir)
+    """The demo from its source to a packaged release; measured again where other work disturbed it (exit 4)."""
+    ran = run_demo(workdir)
+    for _ in range(2):
+        if ran.code != UNDECIDED:
+            break
+        ran = run_demo(workdir)
+    return ran
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,12 @@ import delivery.artifact
 from delivery.artifact import read_artifact
 from delivery.errors import DataError, UsageError
 from delivery.gate.report import Report
+from delivery.pipeline.planner import plan
 from delivery.pipeline.progress import Lines
 from delivery.pipeline.result import table
 from delivery.pipeline.runner import EVERYTHING, model_name
 from delivery.pipeline.single import run_step
+from delivery.pipeline.spec import load_pipeline
 
 ALL = ["make", "shrink", "assemble", "probe", "judge", "pack"]
 
@@ -146,11 +148,21 @@ def test_a_judging_parameter_judges_again(go, trace):
     assert trace() == ["judge"]
 
 
-def test_an_invalid_measurement_is_no_pass(go):
+def test_an_invalid_measurement_is_no_pass_and_is_made_again(go, trace, store, pipeline_file):
     result = go("probe.value=-1")
     assert result.error.exit_code == 4
     assert result.error.code == "measurement-invalid"
     assert "probe cannot judge" in result.error.render()
+    assert trace()[-2:] == ["probe", "judge"]
+    rows = plan(load_pipeline(pipeline_file, ["probe.value=-1"], steps=fake_steps.STEPS), store)
+    assert next((r.id, r.why) for r in rows if r.status == "run") == (
+        "probe",
+        "the kept measurement decides nothing",
+    )
+    said = io.StringIO()
+    go("probe.value=-1", said=said)
+    assert trace() == ["judge", "probe", "judge"]
+    assert "measuring again" in said.getvalue()
 
 
 WAIVED = fake_steps.PIPELINE.replace(
