@@ -174,7 +174,8 @@ class Compare:
         (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
     def judge(self, ctx: JudgeContext) -> Report:
-        from delivery.report.comparison import Judge, Settings
+        from delivery.report.comparison import Judge
+        from delivery.report.comparison_parts import Settings
 
         settings = Settings(
             limit=self.limit,
