@@ -17,7 +17,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo(workdir: Path) -> Ran:
-    """The demo from its source to a packaged release; measured again where other work disturbed it (exit 4)."""
+    """The demo from its source to a packaged release; measured again where other work disturbed it."""
     ran = run_demo(workdir)
     for _ in range(2):
         if ran.code != UNDECIDED:
