@@ -61,6 +61,25 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
     assert load_config(old) == load_config(new)
 
 
+def test_gemma3_states_its_two_rotaries_in_two_ways() -> None:
+    new = build("gemma3-linear").config.to_dict()
+    old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")}
+    old |= {"rope_theta": 50000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6}
+    old["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    assert load_config(old) == load_config(new)
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_phi3_had_other_names_for_longrope(name: str) -> None:
+    new = build("phi3-longrope").config.to_dict()
+    old = {k: v for k, v in new.items() if k != "rope_parameters"}
+    scaling = dict(new["rope_parameters"])
+    old |= {"rope_theta": scaling.pop("rope_theta"), "original_max_position_embeddings": 32}
+    kept = {k: scaling[k] for k in ("short_factor", "long_factor")}
+    old["rope_scaling"] = {**kept, "type": name}
+    assert load_config(old) == load_config(new)
+
+
 def test_architecture_alone_decides() -> None:
     assert family_for({"architectures": ["Qwen3ForCausalLM"], "model_type": "llama"}).name == "qwen3"
     assert "LlamaForCausalLM" in architectures()
