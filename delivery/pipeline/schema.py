@@ -82,6 +82,9 @@ def _param(step: type[Any], field: Field) -> dict[str, Json]:
             out["items"] = {"enum": allowed}
         else:
             out = {"enum": [*allowed, None] if field.default is None else allowed}
+    for name, bound in (("minimum", "at_least"), ("maximum", "at_most")):
+        if field.metadata[bound] is not None:
+            out[name] = field.metadata[bound]
     out["description"] = field.metadata["help"]
     if not field.metadata["secret"] and field.default is not None:
         out["default"] = list(field.default) if isinstance(field.default, tuple) else field.default

@@ -152,7 +152,11 @@ def _check_gate(parsed: PipelineFile, document: Document) -> None:
     gate = parsed.gate.model_dump(mode="json", exclude_none=True)
     checks: list[tuple[Place, Callable[[], object]]] = [
         *((("gate", "metrics", i), partial(latency_kind, n)) for i, n in enumerate(gate["metrics"])),
-        *((("gate", "limits", n), partial(parse_bound, n, v)) for n, v in gate["limits"].items()),
+        *(
+            (("gate", part, n), partial(parse_bound, n, v))
+            for part in ("limits", "slo")
+            for n, v in gate[part].items()
+        ),
         *((("gate", "waivers", i), partial(parse, w)) for i, w in enumerate(gate["waivers"])),
     ]
     for place, check in checks:
@@ -229,7 +233,12 @@ def _params(
         try:
             out[name] = check_field(step, field, value)
         except ValueError as error:
-            raise UsageError(error_code(error), f"{document.where(at)}: {name}", why=str(error)) from error
+            raise UsageError(
+                error_code(error),
+                f"{document.where(at)}: {name}",
+                why=str(error),
+                hint=f"deliver {entry.uses} --help",
+            ) from error
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from delivery.steps.step import Field
 
 
-class NotAChoice(ValueError):
-    """A value of the right type that is not among the choices of its field."""
+class NotAllowed(ValueError):
+    """A value of the right type that is not among the choices of its field, or out of its range."""
 
 
 _WORDS = {"true": True, "false": False}
@@ -91,9 +92,9 @@ def parsed(text: str, hint: Any) -> Any:
 
 
 def check_field(cls: type[Any], field: Field, value: Any) -> Any:
-    """`value` checked against the type and the choices of one declared field.
+    """`value` checked against the type, the choices and the range of one declared field.
 
-    Raises ValueError, NotAChoice; `error_code` tells the two apart.
+    Raises ValueError, NotAllowed; `error_code` tells the two apart.
 
     A whole number where text is wanted is that text: `group_size: 64` needs no quotes.
     """
@@ -106,13 +107,26 @@ def check_field(cls: type[Any], field: Field, value: Any) -> Any:
         allowed = tuple(choices() if callable(choices) else choices)
         for one in value if isinstance(value, list | tuple) else (value,):
             if one not in allowed:
-                raise NotAChoice(f"{one!r} is not a choice; {did_you_mean(str(one), allowed)}")
+                raise NotAllowed(f"{one!r} is not a choice; {did_you_mean(str(one), allowed)}")
+    low, high = field.metadata["at_least"], field.metadata["at_most"]
+    if isinstance(value, int | float) and not (
+        math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
+    ):
+        raise NotAllowed(f"expected a number {_range(low, high)}, got {value}")
     return value
 
 
 def error_code(error: ValueError) -> str:
     """The code to show an error of `check_field` or `parsed` under."""
-    return "bad-value" if isinstance(error, NotAChoice) else "wrong-type"
+    return "bad-value" if isinstance(error, NotAllowed) else "wrong-type"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"from {low:g} to {high:g}"
+    if high is not None:
+        return f"of at most {high:g}"
+    return "that is finite" if low is None else f"of at least {low:g}"
 
 
 class _Mismatch(Exception):

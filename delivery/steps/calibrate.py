@@ -53,7 +53,7 @@ class Calibrate:
         artifact = ctx.input("checkpoint")
         checkpoint = Checkpoint.open(artifact.path)
         config = load_config(checkpoint.config)
-        self._check()
+        self.check()
         tokenizer = checkpoint.tokenizer()
         rendered = render(self.corpus, tokenizer, self.samples, self.sequence_length, seed=ctx.seed)
         texts = [tokenizer.decode(s.token_ids, skip_special_tokens=False) for s in rendered.samples]
@@ -84,7 +84,7 @@ class Calibrate:
         tokens = self.samples * self.sequence_length
         return predict_peak_bytes(config, tokens, self.sequence_length, gram=False)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         from delivery.errors import UsageError
 
         for name in ("samples", "sequence_length"):

@@ -46,7 +46,9 @@ class Compare:
     baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
     workload: str = param("demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE")
     runs: int = param(5, "Runs against a stored baseline; at least 5.")
-    kv_tokens: int = param(0, "KV tokens that both sides reserve; 0: twice what the workload can hold.")
+    kv_tokens: int = param(
+        0, "KV tokens that both sides reserve; 0: twice what the workload can hold.", at_least=0
+    )
     paired: str = param(
         "auto",
         "auto: side by side with the stored baseline's engine where it is at hand; off: with stored runs.",
@@ -60,12 +62,18 @@ class Compare:
     results: tuple[str, ...] = param(
         (), "Judge these files of vllm bench serve or GuideLLM, a run each, instead of measuring."
     )
-    limit: float = param(1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True)
-    memory_limit: float = param(0.10, "Largest departure of memory from the baseline's.", judges=True)
+    limit: float = param(
+        1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True, at_least=1
+    )
+    memory_limit: float = param(
+        0.10, "Largest departure of memory from the baseline's.", judges=True, at_least=0
+    )
     memory_floor_bytes: int = param(
         16 << 20, "On a CPU, a difference in memory too small to be told from noise.", judges=True
     )
-    foreign_limit: float = param(0.5, "Share of the device that others may use meanwhile.", judges=True)
+    foreign_limit: float = param(
+        0.5, "Share of the device that others may use meanwhile.", judges=True, at_least=0
+    )
     self_test: bool = param(
         False, "Plant known regressions in a copy of the baseline; each must be caught.", judges=True
     )

@@ -45,7 +45,7 @@ class Convert:
         "auto", "Dtype of all weights; auto keeps them, and makes quantised GGUF bfloat16.", choices=_DTYPES
     )
     dequantize: bool = param(False, "Write an already quantised checkpoint's weights in floating point.")
-    shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.")
+    shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", at_least=1)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint.complete import check_complete

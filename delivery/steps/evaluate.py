@@ -49,18 +49,22 @@ class Evaluate:
         Kind.CHECKPOINT, "The quantised checkpoint; its layer errors are shown.", optional=True
     )
     corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER,...", metavar="SPEC")
-    windows: int = param(6, "Windows of held-out text per corpus.")
-    window_tokens: int = param(256, "Tokens per window.")
-    bleu_prompts: int = param(0, "Windows that are also continued greedily by both models; 0 for none.")
-    bleu_tokens: int = param(128, "Tokens of such a continuation.")
+    windows: int = param(6, "Windows of held-out text per corpus.", at_least=1)
+    window_tokens: int = param(256, "Tokens per window.", at_least=2)
+    bleu_prompts: int = param(
+        0, "Windows that are also continued greedily by both models; 0 for none.", at_least=0
+    )
+    bleu_tokens: int = param(128, "Tokens of such a continuation.", at_least=1)
     tasks: tuple[str, ...] = param((), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE")
     harness: tuple[str, ...] = param(
         (),
         "Tasks of lm-evaluation-harness, by name or YAML file; needs `pip install lm-eval`.",
         metavar="TASK",
     )
-    harness_limit: int = param(0, "Questions of each such task; 0 for all.")
-    drift: float = param(_DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True)
+    harness_limit: int = param(0, "Questions of each such task; 0 for all.", at_least=0)
+    drift: float = param(
+        _DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True, at_least=0
+    )
 
     def external(self) -> Mapping[str, str]:
         from delivery.corpus import digest

@@ -62,9 +62,9 @@ class Quantize:
         "nearest", "AWQ, SmoothQuant at 4 bit: gptq makes up for errors.", choices=("nearest", "gptq")
     )
     duo: str = param("both", "AWQ: weigh by the weights too.", choices=("off", "on", "both"))
-    points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.")
+    points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.", at_least=0)
     act_order: str = param("static", "GPTQ: order of columns.", choices=("off", "static", "group"))
-    damping: float = param(0.1, "GPTQ: share of its own diagonal added to the Hessian.")
+    damping: float = param(0.1, "GPTQ: share of its own diagonal added to the Hessian.", at_least=0)
     alpha: float = param(0.5, "SmoothQuant: how much of the range moves into the weights, 0 to 1.")
     search_scale: bool = param(False, "SmoothQuant: search alpha for every layer.")
     kv: str = param(
@@ -74,14 +74,44 @@ class Quantize:
         "", "Other schemes by name: PATTERN=SCHEME|skip,... (* for any part).", metavar="RULES"
     )
     skip: str = param("", "Layers to leave alone: PATTERN,...", metavar="PATTERNS")
-    tensor_parallel: int = param(1, "Ranks that the result will be cut over; groups are chosen to fit.")
+    tensor_parallel: int = param(
+        1, "Ranks that the result will be cut over; groups are chosen to fit.", at_least=1
+    )
     propagate: bool = param(True, "Fit later blocks to the errors of earlier ones.")
-    qat: int = param(0, "Fine-tune the last N blocks on the calibration samples; 2 is usual.")
+    qat: int = param(0, "Fine-tune the last N blocks on the calibration samples; 2 is usual.", at_least=0)
     qat_loss: str = param("distill", "What --qat minimises.", choices=("distill", "next-token"))
-    qat_steps: int = param(60, "Gradient steps of --qat.")
-    max_layer_error: float = param(0.0, "Fail when a layer's relative error exceeds this; 0 for no limit.")
+    qat_steps: int = param(60, "Gradient steps of --qat.", at_least=1)
+    max_layer_error: float = param(
+        0.0, "Fail when a layer's relative error exceeds this; 0 for no limit.", at_least=0
+    )
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
-    shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", local=True)
+    shard_bytes: int = param(
+        5_000_000_000, "Largest size of one weight file in bytes.", local=True, at_least=1
+    )
+
+    def check(self) -> None:
+        from delivery.quantization.group_size import parse_group_size
+
+        parse_group_size(self.group_size)
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(
+                "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
+            )
+        compensated = self.scheme == "gptq-w4a16" or self.rounding == "gptq"
+        if not 0 <= self.outliers <= 0.1 or (self.outliers and compensated):
+            raise UsageError(
+                "outliers",
+                f"--outliers {self.outliers:g} with --scheme {self.scheme} --rounding {self.rounding}",
+                why="expected a share of 0 to 0.1, and a scheme that rounds each weight by itself",
+                hint="--scheme awq-w4a16 --outliers 0.001 --format deliver",
+            )
+        if self.qat and not self.propagate:
+            raise UsageError(
+                "qat-needs-propagation",
+                "--qat with --no-propagate",
+                why="fine-tuning starts from what the quantised blocks before it make of the samples",
+                hint="leave one of them out",
+            )
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
@@ -127,25 +157,7 @@ class Quantize:
         from delivery.quantization.plan import Wishes, parse_recipe
         from delivery.quantization.scheme import Options
 
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(
-                "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
-            )
-        compensated = self.scheme == "gptq-w4a16" or self.rounding == "gptq"
-        if not 0 <= self.outliers <= 0.1 or (self.outliers and compensated):
-            raise UsageError(
-                "outliers",
-                f"--outliers {self.outliers:g} with --scheme {self.scheme} --rounding {self.rounding}",
-                why="expected a share of 0 to 0.1, and a scheme that rounds each weight by itself",
-                hint="--scheme awq-w4a16 --outliers 0.001 --format deliver",
-            )
-        if self.qat and not self.propagate:
-            raise UsageError(
-                "qat-needs-propagation",
-                "--qat with --no-propagate",
-                why="fine-tuning starts from what the quantised blocks before it make of the samples",
-                hint="leave one of them out",
-            )
+        self.check()
         options = Options(
             group_sizes=parse_group_size(self.group_size),
             symmetric=self.symmetric,

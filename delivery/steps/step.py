@@ -52,6 +52,8 @@ def param(
     local: bool = False,
     path: bool = False,
     metavar: str | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Any:
     """Declare a parameter.
 
@@ -61,6 +63,7 @@ def param(
     local: how the work is done here (threads, cache folders), not what comes out; not in the key.
     path: may name a local file or folder; then only its last part is recorded, so that the same content
     elsewhere is the same work. Its content has to be in `external()`.
+    at_least, at_most: the smallest and the largest number that is taken, in the parameter's own unit.
     """
     metadata = {
         "input": False,
@@ -71,6 +74,8 @@ def param(
         "local": local,
         "path": path,
         "metavar": metavar,
+        "at_least": at_least,
+        "at_most": at_most,
     }
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)

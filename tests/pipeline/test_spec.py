@@ -64,6 +64,7 @@ def test_every_parameter_has_its_value(pipeline_file):
             "wrong-type",
             "expected a number or a mapping, got 'fast'",
         ),
+        (HEAD + "gate: {slo: {output_throughput: 1, ttft_p95: 1}}", "unknown-metric", "no metric 'ttft_p95'"),
         (HEAD + "gate: {limits: {weights_bytes: 3}}", "bad-limit", "both directions"),
         (HEAD + "gate: {metrics: [itl_p95_ms]}", "metric-not-gated", "cannot be gated"),
         (HEAD + "gate: {missing_baseline: no}", "bad-value", "expected 'bootstrap' or 'fail', got 'no'"),

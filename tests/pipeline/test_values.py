@@ -6,7 +6,7 @@ from typing import Any, Literal
 import fake_steps
 import pytest
 
-from delivery.pipeline.values import check_field, checked, describe, is_flag, is_list, parsed
+from delivery.pipeline.values import NotAllowed, check_field, checked, describe, is_flag, is_list, parsed
 from delivery.steps.step import fields_of
 
 
@@ -108,3 +108,31 @@ def test_shapes():
     assert is_flag(bool)
     assert not is_flag(bool | str)
     assert describe(dict) == "any value"
+
+
+def test_numbers_out_of_range_are_named_with_their_range():
+    from dataclasses import dataclass
+
+    from delivery.artifact import Kind
+    from delivery.steps.step import param, step
+
+    @step
+    @dataclass(frozen=True, kw_only=True)
+    class Bounded:
+        name = "bounded"
+        makes = Kind.CHECKPOINT
+        ranks: int = param(1, "", at_least=1)
+        share: float = param(0.5, "", at_least=0, at_most=1)
+        free: float = param(0.0, "")
+
+    ranks, share, free = fields_of(Bounded)
+    assert check_field(Bounded, ranks, 1) == 1
+    assert check_field(Bounded, share, 1) == 1.0
+    for field, value, words in (
+        (ranks, 0, "expected a number of at least 1, got 0"),
+        (share, 1.5, "expected a number from 0 to 1, got 1.5"),
+        (share, -1, "expected a number from 0 to 1, got -1"),
+        (free, float("nan"), "expected a number that is finite, got nan"),
+    ):
+        with pytest.raises(NotAllowed, match=words):
+            check_field(Bounded, field, value)

@@ -370,3 +370,16 @@ def test_the_last_blocks_can_be_tuned(loss: str, model: Path, tmp_path: Path) ->
         assert distance(logits(tuned.out), logits(model)) < distance(logits(plain.out), logits(model))
     with pytest.raises(UsageError, match="--qat with --no-propagate"):
         quantize(tmp_path / "no", model, ctx.out, **settings, propagate=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"group_size": "7"}, "group size '7'"),
+        ({"outliers": 0.5}, "--outliers 0.5"),
+        ({"qat": 2, "propagate": False}, "--qat with --no-propagate"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_runs(change, words):
+    with pytest.raises(UsageError, match=words):
+        Quantize(checkpoint="x", **change).check()
