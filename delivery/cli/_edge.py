@@ -29,10 +29,13 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     0 pass; 1 a step failed; 2 usage or configuration; 3 gate failed; 4 undecided; 5 baseline missing
     or incompatible; 6 environment lacking; 70 a bug; 130 interrupted. `steps` replaces the catalogue.
     """
+    given = sys.argv[1:] if args is None else list(args)
     session = Session(steps=CATALOG if steps is None else steps)
+    # Read here, not by click: the options themselves may be what is wrong.
+    session.answered = "--json" not in given
     try:
         result = commands.main(
-            args=None if args is None else list(args),
+            args=given,
             prog_name="deliver",
             standalone_mode=False,
             obj=session,
@@ -45,8 +48,9 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
         print(error.format_message(), file=sys.stderr)
         return UsageError.exit_code
     except click.ClickException as error:
-        return _show(_usage(error), session)
+        return _show(_usage(error, given), session)
     except (KeyboardInterrupt, click.Abort):
+        _answer(session, "interrupted", "interrupted", "")
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -61,15 +65,24 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
 def _show(error: DeliverError, session: Session) -> int:
     if session.debug:
         traceback.print_exc()
+    _answer(session, error.code, error.what, error.why, error.hint)
     print(error.render(), file=sys.stderr)
     return error.exit_code
 
 
-def _usage(error: click.ClickException) -> UsageError:
+def _answer(session: Session, code: str, what: str, why: str, hint: str = "") -> None:
+    """The error as the one JSON object of `--json`, where none is out yet."""
+    if not session.answered:
+        session.answer({"passed": False, "error": {"code": code, "what": what, "why": why, "hint": hint}})
+
+
+def _usage(error: click.ClickException, args: Sequence[str]) -> UsageError:
     """A click error in our own shape; `Did you mean` stays in its message."""
     ctx = getattr(error, "ctx", None)
     what = " ".join(error.format_message().split()).rstrip(".")
-    return UsageError("usage", what, hint=f"{ctx.command_path} --help" if ctx else "deliver --help")
+    # An option without its argument is told without a context.
+    named = ctx.command_path if ctx else " ".join(["deliver", *args[:1]])
+    return UsageError("usage", what, hint=f"{named} --help")
 
 
 def _bug(error: Exception, session: Session) -> int:
@@ -80,6 +93,7 @@ def _bug(error: Exception, session: Session) -> int:
     else:
         where = _write_log(session.workdir / "logs")
     text = traceback.format_exception_only(error)[-1].strip()
+    _answer(session, "bug", f"deliver itself failed: {text}", f"an unexpected error{where}")
     print(f"error[bug]: deliver itself failed: {text}", file=sys.stderr)
     print(f"  why:  an unexpected error{where}", file=sys.stderr)
     print("  hint: deliver --debug ... shows the traceback; please report it with that text", file=sys.stderr)

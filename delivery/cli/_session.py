@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.errors import DeliverError
 from delivery.steps import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from delivery.pipeline.store import Store
 
@@ -29,6 +27,13 @@ class Session:
     workdir: Path = WORKDIR
     debug: bool = False
     steps: Mapping[str, type[Any]] = field(default_factory=lambda: CATALOG)
+    answered: bool = False
+    """Whether the one JSON object of `--json` is out; an error that comes later is no second one."""
+
+    def answer(self, value: Any) -> None:
+        """Print the one JSON object of `--json`."""
+        self.answered = True
+        click.echo(json.dumps(value, ensure_ascii=False))
 
     @cached_property
     def store(self) -> Store:
@@ -61,27 +66,9 @@ def workdir_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-@contextmanager
-def answering(as_json: bool) -> Iterator[Callable[[Any], None]]:
-    """Gives a function that prints the one JSON object, and prints an error as that object otherwise.
-
-    Without `as_json` nothing is printed here.
-    """
-    answered = not as_json
-
-    def answer(value: Any) -> None:
-        nonlocal answered
-        if not answered:
-            answered = True
-            click.echo(json.dumps(value, ensure_ascii=False))
-
-    try:
-        yield answer
-    except DeliverError as error:
-        answer({"passed": False, "error": {"code": error.code, "what": error.what, "why": error.why}})
-        raise
-
-
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`: the command gets `as_json: bool` and prints exactly one JSON object on stdout."""
+    """`--json`: the command gets `as_json: bool` and prints exactly one JSON object on stdout.
+
+    An error becomes that object at the edge, unless the command has answered before.
+    """
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import Session, answering, json_option, workdir_option
+from delivery.cli._session import Session, json_option, workdir_option
 from delivery.errors import UsageError
 from delivery.pipeline.values import check_field, describe, error_code, is_flag, is_list, parsed, type_of
 from delivery.steps.step import fields_of, is_check
@@ -121,12 +121,11 @@ def _callback(step: type[Any]) -> Any:
         session = click.get_current_context().ensure_object(Session)
         shared = {name: given.pop(name) for name in list(given) if name.endswith("__")}
         shared["json__"] = given.pop("as_json")
-        with answering(shared["json__"]) as answer:
-            result = _run(step(**_values(step, given)), session, shared)
-            path = shared["out__"] or str(result.artifact.path)
-            answer({**result.to_json(), "path": path})
-            if result.error is not None:
-                raise result.error
+        result = _run(step(**_values(step, given)), session, shared)
+        if shared["json__"]:
+            session.answer({**result.to_json(), "path": shared["out__"] or str(result.artifact.path)})
+        if result.error is not None:
+            raise result.error
 
     return run
 

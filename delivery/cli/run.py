@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delivery.cli._session import Session, answering, json_option, pass_session, workdir_option
+from delivery.cli._session import Session, json_option, pass_session, workdir_option
 from delivery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,20 +64,21 @@ def command(
     # `--force pipelines/x.yaml` reads like a name: a file it is, then.
     if pipeline is None and force and Path(force[-1]).is_file():
         pipeline, force = force[-1], (*force[:-1], _EVERYTHING)
-    with answering(as_json) as answer:
-        loaded = _load(session, pipeline, overrides, model)
-        if plan:
-            rows = _plan(session, loaded, stages, until, force)
-            answer({"steps": [row.to_json() for row in rows]})
-            if not as_json:
-                _show_plan(rows)
-            return
-        result = _run(session, loaded, stages, until, force)
-        answer(result.to_json())
-        if not as_json:
-            _show(result)
-        if result.error is not None:
-            raise result.error
+    loaded = _load(session, pipeline, overrides, model)
+    if plan:
+        rows = _plan(session, loaded, stages, until, force)
+        if as_json:
+            session.answer({"steps": [row.to_json() for row in rows]})
+        else:
+            _show_plan(rows)
+        return
+    result = _run(session, loaded, stages, until, force)
+    if as_json:
+        session.answer(result.to_json())
+    else:
+        _show(result)
+    if result.error is not None:
+        raise result.error
 
 
 def _load(session: Session, pipeline: str | None, overrides: tuple[str, ...], model: str | None) -> Pipeline:

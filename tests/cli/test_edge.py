@@ -30,6 +30,10 @@ def test_no_arguments_show_the_help(deliver):
             "error[unknown-command]: there is no command 'shrnk'\n  hint: did you mean 'shrink'?\n",
         ),
         (["ls", "--foo"], "error[usage]: No such option '--foo'\n  hint: deliver ls --help\n"),
+        (
+            ["run", "--stage"],
+            "error[usage]: Option '--stage' requires an argument\n  hint: deliver run --help\n",
+        ),
         (["shrink"], "error[usage]: Missing option '--checkpoint'\n  hint: deliver shrink --help\n"),
         (
             ["shrink", "--checkpoint", "x", "--mode", "slw"],
@@ -53,6 +57,25 @@ def test_no_arguments_show_the_help(deliver):
 )
 def test_usage_errors_have_one_look(deliver, args, expected):
     assert deliver(*args) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "exit_code"),
+    [
+        (["run", "p.yaml", "--foo", "--json"], "usage", 2),
+        (["runn", "--json"], "unknown-command", 2),
+        (["inspect", "nothing", "--json"], "unknown-ref", 2),
+        (["shrink", "--checkpoint", "x", "--mode", "slw", "--json"], "bad-value", 2),
+        (["run", "p.yaml", "--set", "shrink.fail=bug", "--json"], "bug", 70),
+    ],
+)
+def test_with_json_every_error_is_one_object_on_stdout(deliver, args, code, exit_code):
+    got, out, err = deliver(*args)
+    assert got == exit_code
+    answer = json.loads(out)
+    assert answer["passed"] is False
+    assert answer["error"]["code"] == code
+    assert f"error[{code}]: {answer['error']['what']}" in err
 
 
 def test_a_bug_is_70_with_its_traceback_in_a_file(deliver, tmp_path):
