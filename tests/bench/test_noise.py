@@ -1,0 +1,55 @@
+"""`deliver baseline noise`: one engine against itself."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from test_paired import Machine
+
+from delivery.artifact import Artifact, Kind, Manifest
+from delivery.bench import noise
+from delivery.cli._group import commands
+
+
+@pytest.fixture
+def deliver(monkeypatch, tmp_path):
+    """Exit output of `deliver baseline noise`, with an engine whose runs take turns at `slower`."""
+
+    def call(*arguments, slower=(1.0,)):
+        log = []
+
+        @contextmanager
+        def session(path, device, options):
+            assert options["cache_max_entry_count"] > 0
+            yield Machine("a", log, slower=slower)
+
+        monkeypatch.setattr(noise, "worker_session", session)
+        found = Artifact(Path(tmp_path), Manifest(Kind.ENGINE, "build", 1))
+        monkeypatch.setattr("delivery.pipeline.refs.resolve", lambda *_: found)
+        command = ["baseline", "noise", "e1", "--device", "cpu", "--workdir", str(tmp_path), *arguments]
+        done = CliRunner().invoke(commands, command, catch_exceptions=False, standalone_mode=False)
+        return done.stdout, log
+
+    return call
+
+
+def test_a_quiet_machine_shows_small_changes(deliver):
+    out, log = deliver("--json", "--runs", "6")
+    found = json.loads(out)
+    assert [number for _, number, _ in log] == [0, 1, 2, 3, 4, 5]
+    assert set(found["metrics"]) == {"ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms"}
+    tpot = found["metrics"]["tpot_p95_ms"]
+    assert tpot["value_ms"] == pytest.approx(52, abs=3)
+    assert tpot["spread"] < 0.02
+    assert 0 < tpot["minimum_effect"] < 0.03
+    assert not tpot["noisy"]
+
+
+def test_a_loud_one_is_warned_about(deliver):
+    out, _ = deliver(slower=(1.0, 1.15))
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["metric", "value", "spread", "smallest", "effect"]
+    assert all("noisy: over 5 %" in line for line in out.splitlines()[1:])
+    assert len(rows) == 4
