@@ -25,7 +25,11 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoESpec:
-    """Mixture of experts: sizes, routing and which layers have it."""
+    """Mixture of experts: sizes, routing and which layers have it.
+
+    normalize_topk: the shares of a token's experts are made to add up to one. shared_intermediate_size: of
+    the expert that all tokens pass, 0 for none; shared_expert_gate: whether it is weighed by a sigmoid.
+    """
 
     num_experts: int
     experts_per_token: int
@@ -69,7 +73,7 @@ class ModelConfig:
     """Norms multiply by 1 + w (Gemma, Qwen3.5)."""
     qk_norm: bool = False
     sandwich_norms: bool = False
-    """A norm after attention and after the MLP as well (Gemma 2/3)."""
+    """A norm after attention and after the MLP as well (Gemma 2/3, GLM-4-0414)."""
     embedding_scale: float = 1.0
     attention_scale: float | None = None
     """Multiplies q·k; None for head_dim ** −0.5."""

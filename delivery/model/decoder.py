@@ -49,7 +49,7 @@ def stream(
     norms = weights.norms
     x, residual = _normed(norms["input_norm"], residual, delta)
     if config.layer_types[layer] == "linear_attention":
-        mixed = _delta(config, layer, weights, x, mix)
+        mixed = _gated_delta(config, layer, weights, x, mix)
     else:
         mixed = _attention(config, layer, weights, x, positions, mix)
     if config.sandwich_norms:
@@ -88,7 +88,7 @@ def _attention(
     return weights.linears["o_proj"](mixed)
 
 
-def _delta(
+def _gated_delta(
     config: ModelConfig, layer: int, weights: BlockWeights, x: torch.Tensor, mix: Mixer
 ) -> torch.Tensor:
     """The gated delta rule in place of attention: no keys are kept, but a state of fixed size."""

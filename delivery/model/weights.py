@@ -1,7 +1,9 @@
 """The weights of one decoder block, by canonical names, and the layers made of them.
 
 Canonical linear layers: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj; `router`,
-`experts.3.gate_proj` …, `shared_expert.gate_proj` …, `shared_expert_gate` in a mixture of experts.
+`experts.3.gate_proj` …, `shared_expert.gate_proj` …, `shared_expert_gate` in a mixture of experts;
+`attn_gate` beside q_proj where attention is gated; in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj in a
+gated delta layer.
 Canonical norms: input_norm, pre_mlp_norm; q_norm, k_norm; post_attention_norm, post_mlp_norm.
 """
 
