@@ -25,6 +25,7 @@ BLOCK = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
 }
 SANDWICH = {
     "post_attention_layernorm": "post_attention_norm",
@@ -77,6 +78,12 @@ def write(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.float().numpy()
+        if ".experts." in name:
+            layer = name.split(".")[2]
+            both = {"gate": values[:, : values.shape[1] // 2], "up": values[:, values.shape[1] // 2 :]}
+            for part, stack in (both if "gate_up" in name else {"down": values}).items():
+                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(stack))
+            continue
         target = gguf_name(name, sandwich="gemma2" in architecture or "gemma3" in architecture)
         if architecture in ("llama", "mistral") and (".attn_q." in target or ".attn_k." in target):
             heads = config.num_attention_heads if ".attn_q." in target else config.num_key_value_heads

@@ -93,6 +93,27 @@ def test_gemma2_and_gemma3_norms_windows_and_caps(tmp_path: Path) -> None:
         torch.testing.assert_close(engine_logits(tmp_path / architecture), expected, rtol=0, atol=1e-4)
 
 
+def test_experts_route_as_before(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_expert_count(5)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(32)
+
+    sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    cases = [
+        ("qwen3moe", samples.tiny("Qwen3Moe", head_dim=16, **sizes)),
+        ("llama", samples.tiny("Mixtral", num_local_experts=5, num_experts_per_tok=2)),
+    ]
+    for architecture, model in cases:
+        file = samples.write(
+            tmp_path / f"{architecture}.gguf", model, architecture, tokenizer=byte_level(), extra=extra
+        )
+        to_checkpoint(file, tmp_path / architecture)
+        with torch.no_grad():
+            expected = model(IDS).logits
+        torch.testing.assert_close(engine_logits(tmp_path / architecture), expected, rtol=0, atol=1e-4)
+
+
 def llama3_factors(config: Any) -> np.ndarray:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
