@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delivery.artifact import MANIFEST, RUN_RECORD, Artifact, place
-from delivery.errors import UsageError
+from delivery.errors import EnvironmentLacking, UsageError
 
 if TYPE_CHECKING:
     from delivery.pipeline.store import Store
@@ -18,7 +19,11 @@ _OWN_COPY_BYTES = 1 << 20
 
 
 def check_target(target: Path) -> None:
-    """Raises UsageError `out-exists` unless `target` is absent, empty or an artifact."""
+    """Raises UsageError `out-exists` unless `target` is absent, empty or an artifact.
+
+    UsageError `out-unusable` and EnvironmentLacking `not-permitted` where it can never be made: said before
+    the work, not after it.
+    """
     if target.exists() and not (target.is_dir() and (_empty(target) or (target / MANIFEST).is_file())):
         raise UsageError(
             "out-exists",
@@ -26,12 +31,27 @@ def check_target(target: Path) -> None:
             why="it would be overwritten",
             hint="choose another --out, or empty that folder",
         )
+    around = next(path for path in target.absolute().parents if path.exists())
+    if not around.is_dir():
+        raise UsageError(
+            "out-unusable",
+            f"{target} cannot be made",
+            why=f"{around} is a file",
+            hint="choose another --out",
+        )
+    if not os.access(around, os.W_OK | os.X_OK):
+        raise EnvironmentLacking(
+            "not-permitted",
+            f"may not write to {around}",
+            why="--out is made there",
+            hint="check the owner and mode of that folder, or choose another --out",
+        )
 
 
 def export(store: Store, artifact: Artifact, target: Path) -> Artifact:
     """Make the folder `target` the artifact, sharing the bytes of its large files with the store.
 
-    Whole or not at all; an artifact that is there is replaced. Raises UsageError `out-exists`.
+    Whole or not at all; an artifact that is there is replaced. Raises as `check_target` does.
     """
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ from delivery.artifact import (
     walk,
     write_manifest,
 )
-from delivery.errors import DataError, UsageError
+from delivery.errors import DataError, UsageError, environment_error
 from delivery.pipeline.hashes import HashMemo
 from delivery.pipeline.locks import locked
 
@@ -87,7 +87,21 @@ class Store:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps `gc` of another process away; any number of runs may hold it."""
+        """Keeps `gc` of another process away; any number of runs may hold it.
+
+        Raises UsageError `workdir-unusable` where the workdir cannot be made.
+        """
+        try:
+            self.workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if environment_error(error) is not None:
+                raise
+            raise UsageError(
+                "workdir-unusable",
+                f"{self.workdir} cannot be a workdir",
+                why=f"it cannot be made: {error.strerror}",
+                hint="choose another --workdir",
+            ) from error
         with locked(self.workdir / "locks" / "store", shared=True):
             yield
 

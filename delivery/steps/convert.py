@@ -35,7 +35,7 @@ class Convert:
     makes: ClassVar[Kind] = Kind.CHECKPOINT
     libraries: ClassVar[tuple[str, ...]] = ("gguf", "tokenizers")
 
-    model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL")
+    model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True)
     architecture: str = param("", "Class name that the checkpoint must state; an error where it differs.")
     source_format: str = param("auto", "Form of the weights.", choices=_FORMATS)
     revision: str = param("", "Branch, tag or commit of a Hub id.")

@@ -113,6 +113,16 @@ def test_a_workdir_that_is_a_file(deliver):
         assert err.startswith(f"error[workdir-unusable]: {workdir} cannot be a workdir\n")
 
 
+def test_a_workdir_where_nothing_can_be_made(deliver, monkeypatch):
+    def refuse(path: Path, *args: object, **options: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, _, err = deliver("run", "p.yaml", "--workdir", "there")
+    assert code == 2
+    assert "error[workdir-unusable]: there cannot be a workdir\n  why:  it cannot be made: No such" in err
+
+
 def test_an_error_is_the_one_json_object_too(deliver):
     for args in (["run", "p.yaml", "--stage", "x"], ["shrink", "--checkpoint", "nowhere"]):
         code, out, err = deliver(*args, "--json")

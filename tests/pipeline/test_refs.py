@@ -6,8 +6,8 @@ import pytest
 from test_store import commit
 
 from delivery.artifact import Kind, Manifest
-from delivery.errors import DataError, UsageError
-from delivery.pipeline.export import export
+from delivery.errors import DataError, EnvironmentLacking, UsageError
+from delivery.pipeline.export import check_target, export
 from delivery.pipeline.refs import is_external, resolve
 
 
@@ -113,3 +113,14 @@ def test_an_empty_artifact_can_be_exported(store, tmp_path):
     with store.building() as out:
         a = store.commit(out, Manifest(Kind.CALIBRATION, "t", 1), {})
     assert export(store, a, tmp_path / "out").path.is_dir()
+
+
+def test_a_target_that_can_never_be_made_is_told_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="file is a file") as caught:
+        check_target(tmp_path / "file" / "below" / "out")
+    assert caught.value.code == "out-unusable"
+    check_target(tmp_path / "new" / "out")
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(EnvironmentLacking, match="may not write to"):
+        check_target(tmp_path / "new" / "out")

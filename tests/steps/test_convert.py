@@ -226,3 +226,13 @@ class TestDemo:
             "<|im_start|>user\nHi 2024<|im_end|>\n<|im_start|>assistant\n"
         )
         assert tokenizer.eos_token_ids == (2,)
+
+
+def test_the_same_model_by_another_path_is_the_same_work(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from delivery.pipeline.keys import Job, key_of, key_parts
+
+    monkeypatch.chdir(tiny_checkpoint.parent)
+    names = (str(tiny_checkpoint), tiny_checkpoint.name, f"./{tiny_checkpoint.name}/")
+    assert len({key_of(key_parts(Job("convert", Convert(model=name), {}))) for name in names}) == 1
