@@ -4,7 +4,11 @@
 
 The server runs in a process of its own. It answers after a known delay and then sends a token at a time;
 what it really did (its own event loop is late, too) travels in the tokens' text, on the clock that all
-processes of a machine share. The errors are therefore the load generator's alone.
+processes of a machine share.
+
+The error of a TTFT is the sum of three parts, shown apart: the sender's delay, the way to the server (with
+the server's own awakening, which is not the load generator's) and the way back. "machine" says how late the
+server woke from its sleeps: where that is milliseconds, the machine is busy and the table says little.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from delivery.bench.url_target import UrlTarget
 from delivery.bench.workload import parse_workload
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from multiprocessing.connection import Connection
 
 FIRST_S, EACH_S, TOKENS = 0.040, 0.010, 16
@@ -88,23 +93,23 @@ class Errors:
 
 
 class Keeping(Client):
-    """The client, keeping the bytes of every answer for comparison."""
-
-    kept: list[bytes]
+    """The client, keeping when each request was sent and what came when."""
 
     async def request(self, *args: Any, **kwargs: Any) -> Any:
+        sent = time.monotonic()
         status, pieces = await super().request(*args, **kwargs)
-        return status, self._keep(pieces)
-
-    async def _keep(self, pieces: Any) -> Any:
-        parts = []
-        async for piece in pieces:
-            parts.append(piece[1])
-            yield piece
-        KEPT.append(b"".join(parts))
+        kept = [piece async for piece in pieces]
+        KEPT.append((sent, kept))
+        return status, _again(kept)
 
 
-KEPT: list[bytes] = []
+async def _again(pieces: list[tuple[float, bytes]]) -> AsyncIterator[tuple[float, bytes]]:
+    for piece in pieces:
+        yield piece
+
+
+KEPT: list[tuple[float, list[tuple[float, bytes]]]] = []
+"""Per answer: when it was asked for, and (time of arrival, bytes); the clock is `time.monotonic`."""
 
 
 def measure(rate: float, seconds: float) -> tuple[list[Errors], int]:
@@ -130,21 +135,27 @@ def measure(rate: float, seconds: float) -> tuple[list[Errors], int]:
 
 
 def _errors(records: list[Any]) -> list[Errors]:
-    truth = []
-    for body in (b for b in KEPT if b.startswith(b"data: ")):
-        events = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
-        marks = [c["text"].strip(";").split(",") for e in events for c in e["choices"] if c.get("text")]
-        truth.append((float(marks[0][0]), [float(sent) for _, sent in marks]))
-    truth.sort(key=lambda t: t[0])
-    # Poisson arrivals come in the order of the records unless two are closer than the network's jitter.
-    sent_order = sorted(records, key=lambda r: r.sent_s)
-    ttft, tpot = [], []
-    for record, (came, sent) in zip(sent_order, truth, strict=True):
-        ttft.append((record.first_token_s - record.scheduled_s - (sent[0] - came)) * 1e3)
-        true_tpot = (sent[-1] - sent[0]) / (len(sent) - 1)
-        tpot.append((record.tpot_ms / 1e3 - true_tpot) * 1e3)
-    delays = [r.schedule_delay_ms for r in records]
-    return [Errors.of("TTFT", ttft), Errors.of("TPOT", tpot), Errors.of("sender", delays)]
+    answers = []
+    for asked, pieces in KEPT:
+        body = b"".join(data for _, data in pieces)
+        if body.startswith(b"data: "):
+            events = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+            marks = [c["text"].strip(";").split(",") for e in events for c in e["choices"] if c.get("text")]
+            answers.append((asked, pieces[0][0], float(marks[0][0]), [float(sent) for _, sent in marks]))
+    answers.sort()
+    names = ("TTFT", "TPOT", "sender", "way there", "way back", "machine")
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for record, (asked, first, came, sent) in zip(
+        sorted(records, key=lambda r: r.sent_s), answers, strict=True
+    ):
+        true_ttft_s, true_tpot_s = sent[0] - came, (sent[-1] - sent[0]) / (len(sent) - 1)
+        values["TTFT"].append(record.ttft_ms - true_ttft_s * 1e3)
+        values["TPOT"].append(record.tpot_ms - true_tpot_s * 1e3)
+        values["sender"].append(record.schedule_delay_ms)
+        values["way there"].append((came - asked) * 1e3)
+        values["way back"].append((first - sent[0]) * 1e3)
+        values["machine"].append((true_ttft_s - FIRST_S) * 1e3)
+    return [Errors.of(name, values[name]) for name in names]
 
 
 def main() -> None:
