@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from delivery.bench.disturbance import DisturbanceWatch
 from delivery.bench.load import Progress, Target, run_load
 from delivery.bench.workload import load_workload
-from delivery.errors import DataError, UsageError, did_you_mean
+from delivery.errors import DataError, UsageError
 from delivery.gate.record import write_records
 from delivery.gate.summary import GOODPUT_KEYS, summarize
 
@@ -123,8 +123,8 @@ def parse_goodput(given: Sequence[str]) -> dict[str, float]:
             raise UsageError(
                 "bad-goodput",
                 f"--goodput {text}",
-                why="expected NAME:MILLISECONDS",
-                hint=did_you_mean(name, GOODPUT_KEYS),
+                why=f"expected NAME:MILLISECONDS, where NAME is {', '.join(GOODPUT_KEYS)}",
+                hint="--goodput ttft:500",
             )
     return out
 

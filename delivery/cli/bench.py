@@ -16,9 +16,11 @@ from delivery.pipeline.refs import resolve
 @click.argument("target", metavar="REF|URL")
 @click.option("--workload", default="fixed", show_default=True, metavar="NAME|FILE", help="What is asked.")
 @click.option("--rate", type=float, metavar="R", help="Requests per second, at random (Poisson).")
-@click.option("--concurrency", type=int, metavar="N", help="Requests that are always in flight.")
-@click.option("--requests", type=int, help="Number of requests; default: the workload's.")
-@click.option("--warmup", type=int, help="Requests that go first and are not recorded.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), metavar="N", help="Requests that are always in flight."
+)
+@click.option("--requests", type=click.IntRange(1), help="Number of requests; default: the workload's.")
+@click.option("--warmup", type=click.IntRange(0), help="Requests that go first and are not recorded.")
 @click.option("--seed", type=int, help="Seed of lengths, arrivals and tokens; default: the workload's.")
 @click.option(
     "--goodput",
@@ -28,7 +30,11 @@ from delivery.pipeline.refs import resolve
 )
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @click.option("--model", help="Model name to ask a URL for; default: the first that it lists.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="File with the key of a URL.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the key of a URL.",
+)
 @click.option(
     "--prompts",
     default="text",
@@ -37,7 +43,10 @@ from delivery.pipeline.refs import resolve
     help="What a URL is sent: common words, or token ids.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write records and summary there."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write records and summary there.",
 )
 @json_option
 @workdir_option

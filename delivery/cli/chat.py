@@ -21,7 +21,9 @@ Messages = list[dict[str, str]]
 @click.command()
 @click.argument("ref")
 @click.option("--system", help="System message.")
-@click.option("--max-tokens", default=512, show_default=True, help="Longest answer in tokens.")
+@click.option(
+    "--max-tokens", default=512, type=click.IntRange(1), show_default=True, help="Longest answer in tokens."
+)
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="For a URL that wants one.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))

@@ -12,6 +12,7 @@ from delivery.errors import EnvironmentLacking
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
+    from delivery.artifact import Artifact
     from delivery.cli._session import Session
 
 _LEVELS = ["debug", "info", "warning", "error"]
@@ -21,8 +22,10 @@ _MIB = 1024 * 1024
 @click.command()
 @click.argument("ref")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=23333, show_default=True, help="Port to listen on.")
-@click.option("--model-name", help="Name under which the model is served; default: its folder's name.")
+@click.option(
+    "--port", default=23333, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
+)
+@click.option("--model-name", help="Name under which the model is served; default: the model's or folder's.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File of `name:key` lines.")
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
 @click.option("--oidc-audience", help="Audience that tokens must name.")
@@ -92,7 +95,7 @@ def command(
     listener = listen(host, port)
     settings = Settings(
         engine=artifact.path,
-        model_name=model_name or artifact.path.name,
+        model_name=model_name or _name(session, artifact),
         engine_options={key: value for key, value in engine_options.items() if value is not None},
         auth=auth,
         max_body_bytes=round(max_body_mib * _MIB),
@@ -100,5 +103,14 @@ def command(
         max_queue=max_queue,
         drain_timeout_s=drain_timeout,
     )
-    click.echo(f"serving {settings.model_name} on http://{host}:{port}", err=True)
+    click.echo(f"serving {settings.model_name} on http://{host}:{listener.getsockname()[1]}", err=True)
     serve(settings, tokenizer, listener)
+
+
+def _name(session: Session, artifact: Artifact) -> str:
+    """The folder's name; for what lies in the store under a digest, the model that it was made from."""
+    from delivery.pipeline.single import subject_name
+
+    if artifact.path.name != artifact.digest:
+        return artifact.path.resolve().name
+    return subject_name({"ref": (artifact,)}, session.store)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
@@ -34,7 +32,7 @@ class Problem(Exception):
         self.retry_after_s = retry_after_s
 
     def to_json(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code},
         }
