@@ -79,8 +79,14 @@ def test_a_good_object_comes_through(data: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "invalid_request_error"), (405, "invalid_request_error"), (413, "invalid_request_error")]
-    + [(404, "not_found_error"), (500, "server_error"), (503, "service_unavailable_error")],
+    [
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "invalid_request_error"),
+        (500, "server_error"),
+        (503, "service_unavailable_error"),
+    ],
 )
 def test_the_type_of_a_refusal_says_whose_fault_it_is(status: int, kind: str) -> None:
     assert Problem(status, "code", "words").to_json()["error"]["type"] == kind
