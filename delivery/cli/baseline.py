@@ -145,10 +145,15 @@ def _text(row: dict[str, Any]) -> str:
         if name in row["values"]
     )
     marks = " (bootstrapped)" if row["bootstrapped"] else ""
-    anchor = f", last release {row['anchor'][:12]}" if row["anchor"] else ""
+    parts = [
+        f"{row['runs']} runs" if row["runs"] else "",
+        values,
+        f"last release {row['anchor'][:12]}" if row["anchor"] else "",
+        f"{len(row['history'])} in the history",
+    ]
     return (
         f"{row['path']}{marks}\n  engine {row['engine'][:12]}, {row['recorded']}: {row['reason']}\n"
-        f"  {row['runs']} runs; {values}{anchor}; {len(row['history'])} in the history"
+        f"  {'; '.join(filter(None, parts))}"
     )
 
 
@@ -207,4 +212,13 @@ def _model_of(pipeline: str) -> str:
     from delivery.resources import resource
 
     path = Path(pipeline)
-    return model_name(load_pipeline(path if path.is_file() else resource(pipeline)).model)
+    try:
+        found = path if path.is_file() else resource(pipeline)
+    except FileNotFoundError as error:
+        raise UsageError(
+            "pipeline-not-found",
+            f"there is no pipeline file {pipeline}",
+            why="it names the model that a baseline is filed under",
+            hint="--pipeline FILE, or --model NAME",
+        ) from error
+    return model_name(load_pipeline(found).model)

@@ -1,4 +1,4 @@
-"""Remove what no tag and no recent run reaches."""
+"""Remove what neither a tag nor the newest of any stage reaches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delivery.cli._session import Session, json_option, pass_session, workdir_op
 @workdir_option
 @pass_session
 def command(session: Session, dry_run: bool, scratch: bool, as_json: bool) -> None:
-    """Remove artifacts that neither a tag nor the latest run reaches.
+    """Remove artifacts that neither a tag nor the newest of any stage reaches.
 
     What such an artifact was made from is kept too. `deliver tag NAME REF` keeps one for good.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from delivery.artifact import MANIFEST, read_artifact, read_hash
 from delivery.errors import DataError, EnvironmentLacking
-from delivery.pipeline.events import runs
+from delivery.pipeline.events import latest_steps, runs
 from delivery.pipeline.locks import locked
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ class Garbage:
 
 
 def gc(store: Store, *, dry_run: bool = False, scratch: bool = False) -> Garbage:
-    """Remove artifacts that no tag and neither the latest nor the latest finished run reaches.
+    """Remove artifacts that neither a tag, nor the newest of any stage, nor the last finished run reaches.
 
-    What an artifact was made from counts as reached. Left-overs of killed runs go too; half-done work
-    that a next run would continue goes only with `scratch`.
+    A step run alone so takes nothing from the release of the pipeline before it. What an artifact was made
+    from counts as reached. Left-overs of killed runs go too; half-done work that a next run would continue
+    goes only with `scratch`.
     Raises EnvironmentLacking `store-busy` while a run is using the store.
     """
     if not store.workdir.is_dir():
@@ -83,12 +84,11 @@ def verify(artifact: Artifact) -> None:
 
 
 def _reached(store: Store) -> set[str]:
-    """Digests reached from tags and from the newest runs, through what they were made from."""
-    records = list(runs(store))
-    finished = next((r for r in records if r.get("finished")), None)
+    """Digests reached from tags and from what was made last, through what they were made from."""
+    finished = next((r for r in runs(store) if r.get("finished")), None)
     roots = chain(
         store.tags().values(),
-        (s["artifact"] for r in records[:1] for s in r.get("steps", ())),
+        (s["artifact"] for s in latest_steps(store).values()),
         (s["artifact"] for s in (finished or {}).get("steps", ())),
     )
     queue, seen = list(roots), set()

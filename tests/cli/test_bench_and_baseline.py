@@ -132,6 +132,8 @@ def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):
         deliver("baseline", "update", str(made), "--reason", " ", "--model", "demo")
     with pytest.raises(UsageError, match="no compare report"):
         deliver("baseline", "update", "--reason", "x", "--model", "demo")
+    with pytest.raises(UsageError, match=r"no pipeline file none\.yaml"):
+        deliver("baseline", "update", str(made), "--reason", "x", "--pipeline", "none.yaml")
     other = tmp_path / "other"
     other.mkdir()
     write_manifest(other, Manifest(Kind.ENGINE, "build", 1))

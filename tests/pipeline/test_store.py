@@ -273,6 +273,18 @@ def test_gc_keeps_the_latest_run_and_the_latest_finished_one(store):
     assert gone == {made[0].digest, made[3].digest}
 
 
+def test_gc_after_a_step_alone_keeps_the_release_before_it(store):
+    release, other, again, old = (commit(store, {"x": bytes([i])}) for i in range(4))
+    for steps in (
+        {"build": old, "package": release},
+        {"build": other, "package": release},
+        {"build": again},
+    ):
+        entries = [{"name": name, "artifact": artifact.digest} for name, artifact in steps.items()]
+        RunLog(store).record({"steps": entries}, finished=True)
+    assert {a.digest for a in gc(store).artifacts} == {old.digest, other.digest}
+
+
 def test_gc_removes_leftovers_but_not_half_done_work(store):
     a = commit(store, {"x": b"1"})
     store.tag("t", a)
