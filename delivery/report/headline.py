@@ -43,6 +43,11 @@ class Headline:
     answers: tuple[tuple[str, str], ...]
     command: str
 
+    @property
+    def question(self) -> str:
+        """What the list of metrics answers."""
+        return "What got worse" if self.verdict in ("fail", "waived") else "What is not clear"
+
 
 def headline(report: Report) -> Headline:
     """The headline of any report; a passed one is short."""

@@ -74,6 +74,8 @@ def test_the_first_screen_answers_the_five_questions():
     assert worse.how_sure == "90 % interval +17.0 % to +25.0 %"
     assert worse.limit == "≤ 8.625 ms"
     assert answers["Measured"] == "5 pairs of 130 requests"
+    assert top.question == "What got worse"
+    assert headline(replace(failed(), verdict=Verdict.INCONCLUSIVE)).question == "What is not clear"
     assert "commit 0a1b2c3d4e5f" in answers["Since"]
     assert "now commit ffeeddccbbaa" in answers["Since"]
     assert top.command == "deliver compare --engine 3fa9c1"
