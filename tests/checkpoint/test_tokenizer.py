@@ -105,7 +105,8 @@ def test_no_piece_ends_inside_a_character(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_bytes_are_shown_in_the_end(kind: str) -> None:
     ours = tokenizers_once()[kind]
-    half = ours.encode("\U0001f642", add_special_tokens=False)[:-1]
+    # A character that the samples do not hold: whether a rare one becomes a token is the trainer's luck.
+    half = ours.encode("\U0001f9ec", add_special_tokens=False)[:-1]
     stream = ours.incremental()
     assert "".join(stream.push(i) for i in half) == ""
     assert stream.flush() == ours.decode(half)

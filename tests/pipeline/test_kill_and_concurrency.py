@@ -24,6 +24,8 @@ def start(workdir, pipeline, *overrides, **env):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **env},
+        # Tests that run in a shell's background inherit an ignored SIGINT, and would hand it on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
