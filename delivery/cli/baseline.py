@@ -90,7 +90,7 @@ def update(
 @command.command()
 @click.argument("engine", metavar="REF")
 @click.option("--workload", default="demo", show_default=True, metavar="NAME|FILE")
-@click.option("--runs", default=5, show_default=True, help="Runs of the same engine.")
+@click.option("--runs", default=5, show_default=True, type=click.IntRange(2), help="Runs of the same engine.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @json_option
 @workdir_option

@@ -36,8 +36,8 @@ def resolve(store: Store, ref: str, kind: Kind | None = None) -> Artifact:
         raise UsageError(
             "wrong-kind",
             f"{ref} is no {kind}",
-            why=f"expected a {kind}, got a {artifact.kind}",
-            hint="deliver ls",
+            why=f"expected {_one(kind)}, got {_one(artifact.kind)}",
+            hint=f"deliver ls --kind {kind}",
         )
     if artifact.manifest.step != _EXTERNAL and (damage := store.damage(artifact)) is not None:
         raise DataError(
@@ -105,3 +105,7 @@ def _external(store: Store, path: Path) -> Artifact:
     with store.remembering():
         files = hash_tree(path)
     return Artifact(path, Manifest(kind, _EXTERNAL, 1, files=files))
+
+
+def _one(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

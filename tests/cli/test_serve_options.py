@@ -24,6 +24,7 @@ from delivery.pipeline.refs import resolve
         (["bench", "http://x", "--api-key-file", "none"], "'--api-key-file': File 'none' does not exist"),
         (["bench", "http://x", "--out", "p.yaml"], "'--out': Directory 'p.yaml' is a file"),
         (["bench", "http://x", "--goodput", "ttft=3"], "--goodput ttft=3"),
+        (["baseline", "noise", "x", "--runs", "1"], "'--runs': 1 is not in the range x>=2"),
         (["chat", "x", "--max-tokens", "0"], "'--max-tokens': 0 is not in the range x>=1"),
     ],
 )

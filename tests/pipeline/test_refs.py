@@ -29,7 +29,7 @@ def test_path_prefix_and_tag_mean_the_same(store):
 def test_what_a_reference_cannot_mean(store, tmp_path):
     a = commit(store, {"x": b"1"})
     store.tag("good", a)
-    with pytest.raises(UsageError, match=r"(?s)is no engine.*got a checkpoint"):
+    with pytest.raises(UsageError, match=r"(?s)is no engine.*expected an engine, got a checkpoint"):
         resolve(store, a.digest, Kind.ENGINE)
     with pytest.raises(UsageError, match=r"(?s)there is no artifact 'god'.*did you mean 'good'"):
         resolve(store, "god")
