@@ -37,6 +37,11 @@ def command(session: Session, folder: str, model: str, systems: tuple[str, ...])
     Nothing that exists is overwritten: a file that is in the way is named, and nothing is written.
     """
     root = Path(folder)
+    around = next(path for path in (root, *root.absolute().parents) if path.exists())
+    if not around.is_dir():
+        raise UsageError(
+            "out-unusable", f"{root} cannot be made", why=f"{around} is a file", hint="give another DIR"
+        )
     files = _files(session, model, systems or _CI)
     taken = [name for name in files if (root / name).exists()]
     if taken:

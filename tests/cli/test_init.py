@@ -41,3 +41,11 @@ def test_nothing_is_overwritten_and_nothing_else_is_written(
     assert ".gitlab-ci.yml" in told
     assert [path.name for path in tmp_path.iterdir()] == [".gitlab-ci.yml"]
     assert (tmp_path / ".gitlab-ci.yml").read_text("utf-8") == "mine\n"
+
+
+def test_a_folder_below_a_file_is_no_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine", "utf-8")
+    for name in ("file", "file/below"):
+        assert main(["init", str(tmp_path / name)]) == 2
+        assert "error[out-unusable]" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
