@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from delivery.device import resolve_device
 from delivery.errors import DeliverError, UsageError, did_you_mean, environment_error
 from delivery.pipeline.context import Reporter
 from delivery.pipeline.events import RunLog
@@ -68,7 +69,7 @@ def run(
     settings = Settings(
         store, display, pipeline.gate, model_name(pipeline.model), frozenset(force), render, today
     )
-    preflight(chosen, store)
+    preflight(chosen, store, pipeline.device)
     done: dict[str, StageResult] = {}
     with store.in_use():
         log = RunLog(store)
@@ -115,11 +116,16 @@ def select(
     return chosen
 
 
-def preflight(stages: Sequence[Stage], store: Store) -> None:
-    """Look at every outside file that the stages will read, before the first of them works.
+def preflight(stages: Sequence[Stage], store: Store, device: str | None = None) -> None:
+    """Look at every outside file that the stages will use, before the first of them works.
 
-    Raises what a step's `external` raises for a corpus, a suite or a model that is not there.
+    `device` is the pipeline's, and is looked for too; a plan may be for another machine and leaves it out.
+    Raises what a step's `external` raises for a corpus, a suite or a model that is not there, and
+    EnvironmentLacking `no-gpu`.
     """
+    for stage in stages:
+        if device is not None and stage.step.device_matters:
+            resolve_device(stage.params.get("device") or device)
     with store.remembering():
         for stage in stages:
             stage.instance().external()

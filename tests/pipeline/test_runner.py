@@ -10,7 +10,7 @@ import pytest
 
 import delivery.artifact
 from delivery.artifact import read_artifact
-from delivery.errors import DataError, UsageError
+from delivery.errors import DataError, EnvironmentLacking, UsageError
 from delivery.gate.report import Report
 from delivery.pipeline.planner import plan
 from delivery.pipeline.progress import Lines
@@ -52,6 +52,14 @@ def test_a_missing_outside_file_is_told_before_anything_runs(go, trace, store):
     )
     with pytest.raises(DataError, match="there is no source no"):
         go(text=text)
+    assert trace() == []
+    assert not store.workdir.exists()
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_runs(go, trace, store, monkeypatch):
+    monkeypatch.setattr("delivery.device.gpu_count", lambda: 0)
+    with pytest.raises(EnvironmentLacking, match="no NVIDIA GPU"):
+        go("defaults.device=cuda")
     assert trace() == []
     assert not store.workdir.exists()
 
