@@ -54,8 +54,11 @@ class Calibrate:
         checkpoint = Checkpoint.open(artifact.path)
         config = load_config(checkpoint.config)
         self.check()
+        length = min(self.sequence_length, config.max_position)
+        if length < self.sequence_length:
+            ctx.finding("info", f"the model was made for {length} tokens: samples are no longer than that")
         tokenizer = checkpoint.tokenizer()
-        rendered = render(self.corpus, tokenizer, self.samples, self.sequence_length, seed=ctx.seed)
+        rendered = render(self.corpus, tokenizer, self.samples, length, seed=ctx.seed)
         texts = [tokenizer.decode(s.token_ids, skip_special_tokens=False) for s in rendered.samples]
         self._report_text(ctx, rendered, texts)
         if advice := recommendation(len(rendered.samples)):
@@ -81,8 +84,8 @@ class Calibrate:
         config = config_of(inputs.get("checkpoint"))
         if config is None:
             return None
-        tokens = self.samples * self.sequence_length
-        return predict_peak_bytes(config, tokens, self.sequence_length, gram=False)
+        length = min(self.sequence_length, config.max_position)
+        return predict_peak_bytes(config, self.samples * length, length, gram=False)
 
     def check(self) -> None:
         from delivery.errors import UsageError

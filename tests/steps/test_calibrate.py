@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,19 @@ def test_bad_sizes_and_texts_are_refused(model: Path, tmp_path: Path) -> None:
 
 def test_the_peak_is_foretold_from_the_config(model: Path) -> None:
     small = step(Path("legal"))
-    large = step(Path("legal"), samples=1000, sequence_length=2048)
+    large = step(Path("legal"), samples=8000, sequence_length=256)
     assert small.predict_peak_bytes({}) is None
     few, many = (s.predict_peak_bytes({"checkpoint": model}) for s in (small, large))
     assert few is not None
     assert many is not None
-    assert many > few + 1000 * 2048 * 128 * 4 * 0.9
+    assert many > few + 8000 * 256 * 128 * 4 * 0.9
+
+
+def test_samples_are_no_longer_than_the_model_was_made_for(model: Path, corpus: Path, tmp_path: Path) -> None:
+    short = shutil.copytree(model, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
+    ctx = context(tmp_path, "cal", checkpoint=short)
+    step(corpus).run(ctx)
+    assert max(map(len, read_calibration(ctx.out).samples)) == 20
+    assert "made for 20 tokens" in ctx.texts("info")
