@@ -84,15 +84,14 @@ class Judge:
 
     def _bootstrapped(self, found: Found) -> Report:
         """Judged without a comparison; only what passes everything else becomes the baseline."""
-        note = found.note or "judged by the measurement that it is made of"
         current = found.baseline.current
         itself = Reference(current.runs, current.memory, paired=False, origin={})
         absolute = [self._targets(), self._self_test(itself)]
         if worst([part.verdict for part in absolute]).releases:
             found.record()
-            told = f"{note}: this one became the baseline"
+            told = f"{found.note}: this one became the baseline"
         else:
-            told = f"{note}: this one failed and does not become the baseline"
+            told = f"{found.note}: this one failed and does not become the baseline"
         parts = [Part(Verdict.BOOTSTRAPPED, findings=[Finding("warning", told)]), *absolute]
         return self._made(parts, None, found)
 

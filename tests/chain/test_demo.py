@@ -35,12 +35,9 @@ def test_the_demo_ends_in_a_release(demo, workdir):
 
 
 def test_again_everything_is_cached(demo, workdir):
-    started = time.monotonic()
     again = run_demo(workdir)
     assert (again.code, again.cached) == (0, STAGES)
     assert [s["artifact"] for s in again.shown["steps"]] == [s["artifact"] for s in demo.shown["steps"]]
-    # Far from the seconds it takes, and farther from the minutes that a stage would: nothing was computed.
-    assert time.monotonic() - started < 60
 
 
 def test_a_changed_parameter_re_runs_what_follows(demo, workdir):
