@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_card import Watch
 from gpu_checks import in_processes
 from gpu_linear import FAMILIES, SHAPES, describe
+from gpu_profile import decode_profile, prefill_profile
 from gpu_timing import graph_us
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile as record
+from gpu_weights import KINDS, LLAMA_8B, RandomWeights
 
 from delivery.engine import assemble as assembling
 from delivery.engine import core
@@ -46,85 +47,16 @@ from delivery.kernels.tuning import (
     shipped,
 )
 from delivery.model.load import load_config
-from delivery.qtensor import QTensor
 
 PROMPT_TOKENS, NEW_TOKENS = 1024, 128
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "hidden_act": "silu",
-}
 
 
-class RandomWeights:
-    """A WeightSource that draws weights on the device; linear layers in the asked-for form."""
-
-    def __init__(self, config: dict[str, Any], form: str) -> None:
-        self._config = config
-        self._form = form
-
-    def has(self, name: str) -> bool:
-        return name.endswith(".weight")
-
-    def tensor(self, name: str, device: Any = "cpu") -> torch.Tensor:
-        return torch.ones(self._config["hidden_size"], dtype=torch.bfloat16, device=device)
-
-    def weight(self, prefix: str, device: Any = "cpu") -> torch.Tensor | QTensor:
-        n, k = self._shape(prefix)
-        if self._form == "bf16" or "layers" not in prefix:
-            return torch.randn(n, k, dtype=torch.bfloat16, device=device) * k**-0.5
-        if self._form == "w4a16":
-            qdata = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
-            scale = (
-                torch.rand(n, k // 128, device=device, dtype=torch.float32) * 0.2 * k**-0.5 + 0.05 * k**-0.5
-            )
-            zero = torch.full((n, k // 128), 8, dtype=torch.uint8, device=device)
-            return QTensor(qdata, scale.to(torch.float16), zero, 128, 4)
-        dtype = torch.int8 if self._form == "int8" else torch.float8_e4m3fn
-        scale = torch.full((n, 1), k**-0.5 / (40.0 if dtype == torch.int8 else 1.0), device=device)
-        if dtype == torch.int8:
-            qdata = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device)
-        else:
-            qdata = torch.randn(n, k, device=device).to(dtype)
-        return QTensor(qdata, scale, None, -1, 8, act_dtype=dtype)
-
-    def _shape(self, prefix: str) -> tuple[int, int]:
-        c = self._config
-        h, i, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
-        kv = c["num_key_value_heads"] * c["head_dim"]
-        return {
-            "q_proj": (h, h),
-            "k_proj": (kv, h),
-            "v_proj": (kv, h),
-            "o_proj": (h, h),
-            "gate_proj": (i, h),
-            "up_proj": (i, h),
-            "down_proj": (h, i),
-            "embed_tokens": (v, h),
-            "lm_head": (v, h),
-        }[prefix.rpartition(".")[2]]
-
-
-def random_model(form: str, config: dict[str, Any]) -> EngineModel:
+def random_model(form: str, config: dict[str, Any], kind: str = "random") -> EngineModel:
     """A model of random weights on the device."""
     parsed = load_config(config)
     forms = device_forms("cuda", activation_dtype("auto", "cuda", parsed))
     with torch.inference_mode():
-        return load_model(RandomWeights(config, form), parsed, torch.device("cuda"), forms)
+        return load_model(RandomWeights(config, form, kind), parsed, torch.device("cuda"), forms)
 
 
 def tune(model: EngineModel, rows: list[int]) -> TuningTable:
@@ -241,7 +173,8 @@ def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, 
     vocabulary = engine.config.vocab_size
     prompts = torch.randint(0, vocabulary, (batch, PROMPT_TOKENS), generator=generator).tolist()
     generate(engine, prompts, 2)
-    prefill_s = min(generate(engine, prompts, 1) for _ in range(repeats))
+    with Watch() as card:
+        prefill_s = min(generate(engine, prompts, 1) for _ in range(repeats))
     before = torch.cuda.memory_stats()["segment.all.allocated"]
     total_s = min(generate(engine, prompts, NEW_TOKENS) for _ in range(repeats))
     after = torch.cuda.memory_stats()["segment.all.allocated"]
@@ -252,6 +185,9 @@ def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, 
         "prefill_tok_s": round(batch * PROMPT_TOKENS / prefill_s),
         "tpot_ms": round((total_s - prefill_s) / (NEW_TOKENS - 1) * 1e3, 3),
         "new_segments": after - before,
+        "prefill_mhz": card.clock_mhz,
+        "prefill_w": round(card.power_w),
+        "prefill_capped": round(card.capped, 2),
     }
 
 
@@ -270,6 +206,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="*", default=["bf16", "w4a16", "int8", "fp8"])
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--weights", choices=KINDS, default="random")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--host", action="store_true", help="print where the host's time goes")
     parser.add_argument("--tune", default="", help="row counts at which layers are measured first: 512,8192")
@@ -283,7 +220,7 @@ def main() -> None:
     print(f"linear kernels compiled in {time.perf_counter() - started:.0f} s", flush=True)
     for form in arguments.forms:
         started = time.perf_counter()
-        model = random_model(form, LLAMA_8B | {"num_hidden_layers": arguments.layers})
+        model = random_model(form, LLAMA_8B | {"num_hidden_layers": arguments.layers}, arguments.weights)
         print(f"{form}: weights made in {time.perf_counter() - started:.1f} s", flush=True)
         if tuned_rows:
             tables.update(tune(model, tuned_rows).choices)
@@ -304,7 +241,11 @@ def main() -> None:
         )
         print(f"   {replay_differs(engine)} of 24 tokens differ without recordings and overlap", flush=True)
         for batch in map(int, arguments.batches.split(",")):
-            row = {"form": form, **measure(engine, batch, 2 if batch < 256 else 1)}
+            row = {
+                "form": form,
+                "weights": arguments.weights,
+                **measure(engine, batch, 2 if batch < 256 else 1),
+            }
             peer = anchor(form, batch)
             rows.append(
                 row | {"vllm_tpot_ms": peer.get("tpot_ms"), "vllm_prefill": peer.get("prefill_tok_s")}
@@ -318,7 +259,9 @@ def main() -> None:
             flush=True,
         )
         if arguments.profile:
-            profile(engine)
+            prefill_profile(engine)
+            decode_profile(engine, 1)
+            decode_profile(engine, max(map(int, arguments.batches.split(","))))
         if arguments.host:
             host_profile(engine)
         engine.close()
@@ -326,27 +269,6 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def profile(engine: core.EngineCore) -> None:
-    """Device time by kernel of a step of eight prompts; then one layer of a decode step at batch 1, kernel by
-    kernel, with the time at which each starts and ends."""
-    with record(activities=[ProfilerActivity.CUDA]) as seen:
-        generate(engine, [[7] * PROMPT_TOKENS for _ in range(8)], 1)
-    kernels = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
-    print("us of kernels in one step of 8192 tokens, launches, name")
-    for e in kernels[:14]:
-        print(f"{e.self_device_time_total:10.0f} {e.count:5d}  {e.key[:80]}")
-    with record(activities=[ProfilerActivity.CUDA]) as seen:
-        generate(engine, [[7] * PROMPT_TOKENS], 6)
-    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events.sort(key=lambda e: e.time_range.start)
-    middle = len(events) - 150
-    begin = events[middle].time_range.start
-    print("start, end, duration in us of kernels in a row, batch 1")
-    for e in (*events[middle : middle + 20], *events[-24:]):
-        at = e.time_range
-        print(f"{at.start - begin:9.1f} {at.end - begin:9.1f} {at.end - at.start:7.1f}  {e.name[:70]}")
 
 
 def host_profile(engine: core.EngineCore) -> None:

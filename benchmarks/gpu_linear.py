@@ -131,7 +131,6 @@ def check_tiles(names: Sequence[str], rows: Sequence[int]) -> list[Check]:
                         t.splits > 1,
                         t.scale_weights,
                         t.group_m,
-                        t.even,
                     )
                     if kind not in seen:
                         seen.add(kind)

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from gpu_checks import in_processes
-from gpu_engine import LLAMA_8B, PROMPT_TOKENS, engine_around, generate, random_model
+from gpu_engine import PROMPT_TOKENS, engine_around, generate, random_model
+from gpu_weights import LLAMA_8B
 
 from delivery.engine import graphs
 
