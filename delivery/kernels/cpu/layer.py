@@ -23,7 +23,6 @@ _FORMS = {
     "w4_weights": ("w4_half", "w4_float"),
 }
 """Module → the stored forms that it computes with, in the order of their numbers there."""
-_FEW_ROWS = 3
 _GRAIN = 32
 _QUANT = {
     None: op.NO_QUANT,
@@ -63,13 +62,13 @@ def operation(
     """
     n, k = packed.shape
     pieces = grain(n, k)
-    few = packed.zero is not None and x.shape[0] <= _FEW_ROWS
     quant = _QUANT[packed.act_dtype]
+    as_is = quant == op.NO_QUANT and packed.zero is None and packed.order is None
     return slots_of(
         {
             **_weight(packed),
             RUN: op.run.address,
-            PREPARE: op.prepare.address if few or quant != op.NO_QUANT or packed.order is not None else 0,
+            PREPARE: 0 if as_is else op.prepare.address,
             PIECES: op.pieces(n, pieces, _GLU[glu]),
             op.PRODUCTS: _format(packed.form)[0].products.address,
             op.X: x.data_ptr(),
@@ -85,7 +84,6 @@ def operation(
             op.ORDER: _address(packed.order),
             op.SCRATCH: scratch.data_ptr(),
             op.SCRATCH_BYTES: scratch.stride(0),
-            op.SINGLES: int(few),
         }
     )
 

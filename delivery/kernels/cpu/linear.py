@@ -74,9 +74,8 @@ NO_GLU, SILU, GELU_TANH, GELU = range(4)
     ORDER,
     SCRATCH,
     SCRATCH_BYTES,
-    SINGLES,
-) = range(3, 29)
-# PRODUCTS: address of the format's function. SINGLES: rows are quantised to int16 by groups (4-bit weights).
+) = range(3, 28)
+# PRODUCTS: address of the format's function.
 
 
 @intrinsic
@@ -220,7 +219,7 @@ def prepare(op: int, thread: int, _piece: int) -> None:
             row = scratch + m * padded * 4
             scale = _quantize_row(x + m * stride, padded, quant, read_i64(op + 8 * INPUT_SCALE), row)
             write_f32(scales + 4 * m, scale)
-    elif read_i64(op + 8 * SINGLES) != 0:
+    elif read_i64(op + 8 * ZERO) != 0:
         group = read_i64(op + 8 * GROUP_CHUNKS) * CHUNK
         groups = read_i64(op + 8 * GROUPS)
         for m in range(rows):

@@ -1,8 +1,8 @@
 """Linear layers of a CPU program over 4-bit weights in groups.
 
-One to three activation rows are met as int16 with one scale per group (15 bits, finer than the 16-bit
-floats that the scheme is named for), because integer products cost half of what decoding to float does;
-from four rows on the decoded weights are shared, and floats are as fast.
+Activations are met as int16 with one scale per row and group (15 bits, finer than the 16-bit floats that
+the scheme is named for): a product of integers takes two weights at once, and decoding ends at 16 bits.
+A row's result does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from numba import njit
 
 from delivery.kernels.cpu import linear as slot
-from delivery.kernels.cpu.dot import w4_dots, w4_int_dots, w4_wideners
+from delivery.kernels.cpu.dot import w4_dots, w4_wideners
 from delivery.kernels.cpu.ir import CHUNK, KERNEL, PRODUCTS_KERNEL, kernel, read_i64
-from delivery.kernels.cpu.linear import finish, input_rows, scales_of
+from delivery.kernels.cpu.linear import finish, scales_of
 
 KINDS = ("w4_half", "w4_float")
-FEW_ROWS = 3
 
+_HALF_1, _FLOAT_1 = w4_dots[1, True], w4_dots[1, False]
+_HALF_2, _FLOAT_2 = w4_dots[2, True], w4_dots[2, False]
 _HALF_4, _FLOAT_4 = w4_dots[4, True], w4_dots[4, False]
-_HALF_INT, _FLOAT_INT = w4_int_dots[True], w4_int_dots[False]
 _HALF_WIDEN, _FLOAT_WIDEN = w4_wideners[True], w4_wideners[False]
 
 
@@ -37,30 +37,31 @@ def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) 
     """Weight rows n0 … n1 − 1 times all activation rows, into out[m][n − n0]."""
     rows, half = read_i64(op + 8 * slot.M), read_i64(op + 8 * slot.KIND) == 0
     groups, size = read_i64(op + 8 * slot.GROUPS), read_i64(op + 8 * slot.GROUP_CHUNKS)
-    if rows <= FEW_ROWS:
-        x_scales = scales_of(op, thread)
-        stride = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK * CHUNK * 4
-        ints = x_scales - rows * stride
+    x_scales = scales_of(op, thread)
+    stride = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK * CHUNK * 4
+    ints = x_scales - rows * stride
+    together = 4 if rows >= 4 else min(rows, 2)
+    for block in range((rows + together - 1) // together):
+        # Where fewer are left, the last ones again.
+        m = min(together * block, rows - together)
+        x, by = ints + m * stride, x_scales + 4 * m * groups
         for n in range(n0, n1):
             row, scales, zeros = _row(op, n)
-            for m in range(rows):
-                at, by = out + m * out_stride + 4 * (n - n0), x_scales + 4 * m * groups
+            at = out + m * out_stride + 4 * (n - n0)
+            if together == 4:
                 if half:
-                    _HALF_INT(row, scales, zeros, groups, size, ints + m * stride, by, at)
+                    _HALF_4(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
                 else:
-                    _FLOAT_INT(row, scales, zeros, groups, size, ints + m * stride, by, at)
-    else:
-        x, stride = input_rows(op, thread)
-        for block in range((rows + 3) // 4):
-            # Where fewer than four are left, the last four again.
-            m = min(4 * block, rows - 4)
-            for n in range(n0, n1):
-                row, scales, zeros = _row(op, n)
-                at = out + m * out_stride + 4 * (n - n0)
+                    _FLOAT_4(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
+            elif together == 2:
                 if half:
-                    _HALF_4(row, scales, zeros, groups, size, x + m * stride, stride, at, out_stride)
+                    _HALF_2(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
                 else:
-                    _FLOAT_4(row, scales, zeros, groups, size, x + m * stride, stride, at, out_stride)
+                    _FLOAT_2(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
+            elif half:
+                _HALF_1(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
+            else:
+                _FLOAT_1(row, scales, zeros, groups, size, x, stride, by, at, out_stride)
     finish(op, thread, n0, n1, out, out_stride, 0)
 
 
