@@ -34,8 +34,9 @@ from delivery.quantization.driver import Driver, Planned
 from delivery.quantization.group_size import GroupSizes
 from delivery.quantization.measure import output_error
 from delivery.quantization.observe import watch_inputs
+from delivery.quantization.options import Options
 from delivery.quantization.running import in_dtype, quantized_block
-from delivery.quantization.scheme import Options, load_scheme
+from delivery.quantization.scheme import load_scheme
 from delivery.quantization.stream import CHUNK_TOKENS, Piece, Stream
 from delivery.quantization.work import BlockWork
 

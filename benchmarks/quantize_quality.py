@@ -41,8 +41,9 @@ from delivery.model import (
 )
 from delivery.quantization.driver import Driver, Planned
 from delivery.quantization.group_size import GroupSizes
+from delivery.quantization.options import Options
 from delivery.quantization.running import in_dtype, quantized_block
-from delivery.quantization.scheme import Options, load_scheme
+from delivery.quantization.scheme import load_scheme
 from delivery.quantization.stream import Stream
 
 CORPORA = ("legal", "technical")

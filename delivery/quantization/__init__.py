@@ -13,14 +13,15 @@ from delivery.quantization.schemes import scheme_names
 if TYPE_CHECKING:
     from delivery.quantization.driver import Driver
     from delivery.quantization.grid import Grid, dequantize, quantize
-    from delivery.quantization.scheme import Options, Scheme, load_scheme
+    from delivery.quantization.options import Options
+    from delivery.quantization.scheme import Scheme, load_scheme
 
 __all__ = ["Driver", "Grid", "Options", "Scheme", "dequantize", "load_scheme", "quantize", "scheme_names"]
 
 _HOMES = {
     "Driver": "driver",
     "Grid": "grid",
-    "Options": "scheme",
+    "Options": "options",
     "Scheme": "scheme",
     "dequantize": "grid",
     "load_scheme": "scheme",

@@ -19,8 +19,9 @@ from delivery.quantization.kv import KVDtype, kv_scale
 from delivery.quantization.layer_error import LayerError, layer_error
 from delivery.quantization.measure import output_error
 from delivery.quantization.observe import WatchedAttention, watch_inputs
+from delivery.quantization.options import Options
 from delivery.quantization.running import in_dtype, quantized_block
-from delivery.quantization.scheme import Options, Scheme
+from delivery.quantization.scheme import Scheme
 from delivery.quantization.sensitivity import sensitivity
 from delivery.quantization.stream import Piece, Stream
 from delivery.quantization.work import BlockWork, coverage

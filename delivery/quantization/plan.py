@@ -14,7 +14,8 @@ from delivery.quantization.driver import Planned
 from delivery.quantization.eight_bit import BLOCK
 from delivery.quantization.group_size import GroupSizes, common_group_size, fit_group_size
 from delivery.quantization.inputs import is_router, kind_of
-from delivery.quantization.scheme import Options, Scheme, load_scheme
+from delivery.quantization.options import Options
+from delivery.quantization.scheme import Scheme, load_scheme
 from delivery.quantization.schemes import scheme_names
 
 if TYPE_CHECKING:

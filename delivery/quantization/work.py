@@ -13,7 +13,7 @@ from delivery.model.weights import BlockWeights, Linear, Norm
 from delivery.qtensor import QTensor
 from delivery.quantization import absorb
 from delivery.quantization.inputs import InputGroup, input_groups, is_router
-from delivery.quantization.scheme import Options
+from delivery.quantization.options import Options
 from delivery.quantization.statistics import InputStatistics
 
 MIN_EXPERT_TOKENS = 32

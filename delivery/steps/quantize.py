@@ -154,8 +154,8 @@ class Quantize:
         import torch
 
         from delivery.quantization.group_size import parse_group_size
+        from delivery.quantization.options import Options
         from delivery.quantization.plan import Wishes, parse_recipe
-        from delivery.quantization.scheme import Options
 
         self.check()
         options = Options(

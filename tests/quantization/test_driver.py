@@ -15,8 +15,9 @@ from delivery.errors import DataError
 from delivery.model import StateDict, block, embed, load_block, load_config
 from delivery.model.config import ModelConfig
 from delivery.quantization.driver import BlockResult, Driver, Planned
+from delivery.quantization.options import Options
 from delivery.quantization.running import in_dtype, quantized_block
-from delivery.quantization.scheme import Options, load_scheme
+from delivery.quantization.scheme import load_scheme
 from delivery.quantization.schemes import scheme_names
 from delivery.quantization.stream import Stream
 

@@ -10,7 +10,7 @@ import torch
 from delivery.model import DenseAttention, StateDict, block, load_block, load_config
 from delivery.model.config import ModelConfig
 from delivery.quantization.group_size import GroupSizes
-from delivery.quantization.scheme import Options
+from delivery.quantization.options import Options
 
 HF: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from delivery.quantization.awq import Search, search_scale
 from delivery.quantization.inputs import InputGroup
+from delivery.quantization.options import Options
 from delivery.quantization.rounding import round_group
-from delivery.quantization.scheme import W4, Need, Options, Scheme
+from delivery.quantization.scheme import W4, Need, Scheme
 from delivery.quantization.work import BlockWork
 
 

@@ -6,7 +6,8 @@ import torch
 
 from delivery.quantization.eight_bit import fp8_per_tensor
 from delivery.quantization.inputs import InputGroup
-from delivery.quantization.scheme import Need, Options, Scheme, Storage
+from delivery.quantization.options import Options
+from delivery.quantization.scheme import Need, Scheme, Storage
 from delivery.quantization.work import BlockWork
 
 _DTYPE = torch.float8_e4m3fn

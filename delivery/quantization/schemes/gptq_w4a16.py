@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from delivery.quantization.options import Options
 from delivery.quantization.rounding import compensate_group
-from delivery.quantization.scheme import W4, Need, Options, Scheme
+from delivery.quantization.scheme import W4, Need, Scheme
 from delivery.quantization.work import BlockWork
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from delivery.quantization.eight_bit import int8_per_channel
-from delivery.quantization.scheme import Need, Options, Scheme, Storage
+from delivery.quantization.options import Options
+from delivery.quantization.scheme import Need, Scheme, Storage
 from delivery.quantization.smoothing import smooth_block
 from delivery.quantization.work import BlockWork
 
