@@ -46,6 +46,7 @@ class EngineCore:
         self.max_model_len = made.plan.max_model_len
         self._runner = made.runner
         self._executor: Executor = InProcess(made.runner)
+        self._closed = False
         # A prefix's keys can be shared; the state behind it would have to be kept for every block.
         shared = self.options.prefix_cache and made.config.delta is None
         pool = BlockPool(made.plan.num_blocks, made.plan.block_size, prefix_cache=shared)
@@ -68,15 +69,17 @@ class EngineCore:
         self._last_seconds = 0.0
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises UsageError when it can never run."""
+        """Queue a request. Raises UsageError when it can never run, or the engine is closed."""
+        self._check_open()
         if request.sampling.stop and self.tokenizer is None:
             raise UsageError(
                 "request-invalid",
                 f"request {request.request_id} cannot be run",
                 why="it has stop strings, and the model's directory has no tokenizer",
             )
-        vocabulary = self.config.vocab_size
-        if bad := [t for t in request.prompt_token_ids if not 0 <= t < vocabulary]:
+        vocabulary, sampling = self.config.vocab_size, request.sampling
+        named = (*request.prompt_token_ids, *sampling.stop_token_ids, *sampling.logit_bias)
+        if bad := [t for t in named if not 0 <= t < vocabulary]:
             raise UsageError(
                 "request-invalid",
                 f"request {request.request_id} cannot be run",
@@ -99,7 +102,19 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it, or the one before it, gave. Naps for at most 1 ms when requests
-        wait for others to join them."""
+        wait for others to join them. When it fails, or is interrupted, the requests that ran end with it
+        and the engine can go on with others."""
+        try:
+            return self._step()
+        except BaseException:
+            self._in_flight.clear()
+            self.scheduler.drop_work()
+            for request_id in self._texts.keys() | self._with_history:
+                if request_id not in self.scheduler.requests:
+                    self._forget(request_id)
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         started = time.perf_counter()
         outputs: list[RequestOutput] = []
         while self._in_flight and not self._with_history.isdisjoint(self.scheduler.running):
@@ -157,6 +172,7 @@ class EngineCore:
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """Logits [n, V] of every token of a sequence, in pieces. Its blocks are freed when the iterator
         ends or is closed. Raises UsageError `request-too-long`, EnvironmentLacking `kv-exhausted`."""
+        self._check_open()
         pool = self.scheduler.pool
         if len(token_ids) > self.max_model_len:
             raise UsageError(
@@ -205,13 +221,20 @@ class EngineCore:
             adjacent_growth_ratio=pool.grown_adjacent / pool.grown if pool.grown else 0.0,
         )
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("engine-closed", "the engine is closed", why="its memory was given back")
+
     def close(self) -> None:
-        """End everything; the engine cannot be used afterwards."""
+        """End everything and free the weights and the cache; the engine cannot be used afterwards."""
         for request_id in list(self.scheduler.requests):
             self.abort(request_id)
         while self._in_flight:
             self._collect()
-        self._executor.close()
+        if not self._closed:
+            self._closed = True
+            self._executor.close()
+            del self._executor, self._runner  # and with them what they hold, though this object stays
 
     def __enter__(self) -> EngineCore:
         return self

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,15 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: str | Sequence[str | Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt, a text or token ids; one SamplingParams for all, or one each.
+        """Complete every prompt, a text or token ids; one SamplingParams for all, or one each. A text
+        alone is one prompt.
 
         Raises UsageError for a request that cannot run, before any is started.
         """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         params = self._params(sampling, len(prompts))
         requests = {}
         try:
@@ -76,12 +80,13 @@ class LLM:
         """Logits [n, vocabulary] of consecutive tokens of one sequence, in pieces of it."""
         return self.core.prompt_logits(token_ids)
 
-    def score(self, texts: Sequence[str | Sequence[int]]) -> list[np.ndarray[Any, Any]]:
-        """Per text n − 1 natural-log probabilities, float32: token i given the tokens before it."""
-        return [self._score(self.encode(text)) for text in texts]
+    def score(self, texts: str | Sequence[str | Sequence[int]]) -> list[np.ndarray[Any, Any]]:
+        """Per text n − 1 natural-log probabilities, float32: token i given the tokens before it. None for
+        a text of one token or of none."""
+        return [self._score(self.encode(text)) for text in ([texts] if isinstance(texts, str) else texts)]
 
     def _score(self, token_ids: list[int]) -> np.ndarray[Any, Any]:
-        pieces, at = [], 1
+        pieces, at = [torch.empty(0)], 1
         for logits in self.logits(token_ids):
             targets = torch.tensor(token_ids[at : at + len(logits)], device=logits.device)
             logprobs = torch.log_softmax(logits[: len(targets)].float(), dim=-1)
@@ -92,7 +97,11 @@ class LLM:
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt as the model tokenises it, start token included where it adds one."""
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            try:
+                return [index(token) for token in prompt]
+            except TypeError as error:
+                what = f"a prompt is {reprlib.repr(prompt)}"
+                raise UsageError("request-invalid", what, why="expected a text or token ids") from error
         if self.core.tokenizer is None:
             raise UsageError(
                 "tokenizer-missing",

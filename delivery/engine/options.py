@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from delivery.errors import UsageError, did_you_mean
@@ -57,12 +59,19 @@ class EngineOptions:
         made._check_choice("kv", KV_DTYPES)
         made._check_choice("dtype", DTYPES)
         made._check_choice("mismatch", ("rebuild", "refuse"))
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "seed", "tp"):
             value = getattr(made, name)
-            if value is not None and value < 1:
+            if value is None and name not in ("block_size", "seed", "tp"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise _invalid(name, value, "a whole number")
+            if value < 1 and name != "seed":
                 raise _invalid(name, value, "at least 1")
-        if made.cache_max_entry_count <= 0:
-            raise _invalid("cache_max_entry_count", made.cache_max_entry_count, "over 0")
+        for name in ("cache_max_entry_count", "ageing_s", "wait_time_ms"):
+            value = getattr(made, name)
+            good = isinstance(value, int | float) and 0 <= value < math.inf
+            if not good or (value == 0 and name != "wait_time_ms"):
+                raise _invalid(name, value, "a number from 0" if name == "wait_time_ms" else "over 0")
         if made.tp != 1:
             raise _invalid("tp", made.tp, "1: this engine runs on one device")
         if made.streaming not in ("off", "auto"):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral
 from typing import Any, Literal
 
 from delivery.errors import UsageError
@@ -25,7 +26,8 @@ class SamplingParams:
     presence_penalty, frequency_penalty: subtracted from logits of output tokens (OpenAI's meaning).
     repetition_penalty: divides positive and multiplies negative logits of prompt and output tokens.
     seed: draws depend on it and the position alone, not on the batch; None for the engine's seed.
-    stop: texts that end the output and are left out of it. stop_token_ids: the same, kept in token_ids.
+    stop: a text, or several, that end the output and are left out of it; kept as a tuple.
+    stop_token_ids: the same, kept in token_ids.
     ignore_eos: the model's own end-of-text tokens do not end the output.
     min_tokens: no end-of-text or stop token before so many output tokens.
     logprobs: log-probabilities of the chosen token and of so many likeliest ones; None for none.
@@ -50,6 +52,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed", "min_tokens", "logprobs"):
+            value = getattr(self, name)
+            self._check(name, value is None or _is_int(value), "a whole number")
         self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         self._check("temperature", 0.0 <= self.temperature < math.inf, "a number from 0")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "over 0 and at most 1")
@@ -59,7 +64,15 @@ class SamplingParams:
         self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "from −2 to 2")
         self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "over 0")
         stop: object = self.stop
-        self._check("stop", not isinstance(stop, str) and all(self.stop), "a tuple of texts, none empty")
+        stops = (stop,) if isinstance(stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stops)
+        good = all(isinstance(text, str) and text for text in stops)
+        self._check("stop", good, "a text or several, none empty")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check("stop_token_ids", all(map(_is_int, self.stop_token_ids)), "token ids")
+        biases = self.logit_bias.items()
+        good = all(_is_int(token) and math.isfinite(value) for token, value in biases)
+        self._check("logit_bias", good, "token id → finite number")
         wanted = self.min_tokens
         self._check("min_tokens", 0 <= wanted <= (self.max_tokens or wanted), "from 0 to max_tokens")
         logprobs = 0 if self.logprobs is None else self.logprobs
@@ -81,6 +94,10 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the next token's logits depend on which tokens came before (penalties)."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Status(StrEnum):

@@ -101,6 +101,15 @@ class Scheduler:
             self._finish(request, reason)
             self.num_finished += 1
 
+    def drop_work(self) -> None:
+        """A step failed, so nobody knows what the cache and the device hold of those that ran: they end,
+        steps in flight are forgotten, and no prefix is shared any more. Waiting requests wait on."""
+        self._in_flight.clear()
+        for request in list(self.requests.values()):
+            if request.status is Status.RUNNING or request.num_pending:
+                self.abort(request.request_id)
+        self.pool.reset_cache()
+
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 

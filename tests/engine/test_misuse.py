@@ -1,0 +1,148 @@
+"""What a caller does wrong, or breaks off, leaves an engine that still gives the right answers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delivery.engine import LLM, SamplingParams
+from delivery.errors import UsageError
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+LONG = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_checkpoint: Path) -> LLM:
+    return LLM(tiny_checkpoint, block_size=16)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_broken_off_step_spoils_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, at: int, before: bool
+) -> None:
+    prompts = ["hello", LONG]
+    right = [out.token_ids for out in llm.generate(prompts, GREEDY)]
+    llm.core.scheduler.pool.reset_cache()
+    submit, count = llm.core._executor.submit, 0
+
+    def interrupted(work: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count < at:
+            return submit(work)
+        if not before:
+            submit(work)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.core._executor, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, GREEDY)
+    assert llm.stats().kv_usage_ratio == 0.0
+    # A block that was promised to hold this prefix, and was never filled, would show here.
+    assert [out.token_ids for out in llm.generate(prompts, GREEDY)] == right
+
+
+def test_waiting_requests_outlive_a_failed_step(tiny_checkpoint: Path) -> None:
+    from delivery.engine import EngineCore, Request
+
+    with EngineCore(tiny_checkpoint, wait_time_ms=0.0, max_num_seqs=1) as core:
+        for name in ("first", "second"):
+            core.add_request(Request(name, [5, 6, 7], GREEDY))
+        submit = core._executor.submit
+        core._executor.submit = lambda work: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        with pytest.raises(ZeroDivisionError):
+            core.step()
+        core._executor.submit = submit  # type: ignore[method-assign]
+        seen = [output for _ in range(20) for output in core.step()]
+        assert {output.request_id for output in seen} == {"second"}
+        assert seen[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"stop_token_ids": (10**9,), "min_tokens": 1}, "token id 1000000000 is outside"),
+        ({"stop_token_ids": (-1,)}, "token id -1 is outside"),
+        ({"logit_bias": {300: 1.0}}, "token id 300 is outside"),
+    ],
+)
+def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM, params: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        llm.generate(["hello"], SamplingParams(max_tokens=4, **params))
+    assert not llm.core.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_tokens": 2.5},
+        {"seed": "7"},
+        {"top_k": 1.0},
+        {"logprobs": True},
+        {"min_tokens": "3"},
+        {"stop": ("",)},
+        {"stop": (5,)},
+        {"stop_token_ids": ("a",)},
+        {"logit_bias": {3: float("nan")}},
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_by_name(params: dict[str, Any]) -> None:
+    (name,) = params
+    with pytest.raises(UsageError, match=name):
+        SamplingParams(**params)
+
+
+def test_one_text_is_one_prompt_and_one_stop(llm: LLM) -> None:
+    alone = llm.generate("hello", GREEDY)
+    assert [out.token_ids for out in alone] == [llm.generate(["hello"], GREEDY)[0].token_ids]
+    assert [len(scores) for scores in llm.score("hello")] == [4]
+    assert [len(scores) for scores in llm.score(["", "a", [5, 6]])] == [0, 0, 1]
+    text = alone[0].text
+    as_text = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, stop=text[4])  # type: ignore[arg-type]
+    assert as_text.stop == (text[4],)
+    out = llm.generate(["hello"], as_text)[0]
+    assert (out.text, out.finish_reason) == (text[: text.index(text[4])], "stop")
+
+
+@pytest.mark.parametrize("prompt", [None, [1.5], ["a", "b"]])
+def test_a_prompt_that_is_none_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(UsageError, match="expected a text or token ids"):
+        llm.generate([prompt])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"block_size": "64"},
+        {"max_model_len": 2.5},
+        {"seed": "x"},
+        {"wait_time_ms": -1.0},
+        {"ageing_s": 0.0},
+        {"cache_max_entry_count": float("inf")},
+        {"max_num_seqs": True},
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_by_name(tiny_checkpoint: Path, option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(UsageError, match=f"{name} is"):
+        LLM(tiny_checkpoint, **option)
+
+
+def test_closing_frees_what_the_engine_held_and_further_use_is_refused(tiny_checkpoint: Path) -> None:
+    with LLM(tiny_checkpoint) as engine:
+        engine.generate(["hello"], GREEDY)
+        held = weakref.ref(engine.core._runner)
+    gc.collect()
+    assert held() is None
+    with pytest.raises(UsageError, match="engine is closed"):
+        engine.generate(["hello"])
+    with pytest.raises(UsageError, match="engine is closed"):
+        engine.score(["hello"])
+    engine.close()
