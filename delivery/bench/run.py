@@ -98,10 +98,11 @@ def open_target(options: BenchOptions) -> Iterator[tuple[Target, str]]:
     if options.target.startswith(("http://", "https://")):
         from delivery.bench.url_target import UrlTarget
 
-        yield (
-            UrlTarget(options.target, model=options.model, api_key=options.api_key, prompts=options.prompts),
-            "",
+        server = UrlTarget(
+            options.target, model=options.model, api_key=options.api_key, prompts=options.prompts
         )
+        server.wait_until_ready(lambda text: print(text, file=sys.stderr, flush=True))
+        yield server, ""
         return
     from delivery.bench.engine_target import EngineTarget
     from delivery.engine.core import EngineCore

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _SPIN_S = 0.002
 """An event loop wakes up to a millisecond late; the rest of a wait is spent looking at the clock."""
 
+_READY_POLL_S = 0.5
+
 
 class UrlTarget:
     """Streams completions from `url` (with or without `/v1`).
@@ -70,6 +72,46 @@ class UrlTarget:
 
         return asyncio.run(ask())
 
+    def wait_until_ready(self, note: Callable[[str], None] | None = None) -> None:
+        """Ask for one token until the server has loaded its model; 503 means that it has not yet.
+
+        note: told once that there is something to wait for. Raises EnvironmentLacking
+        `server-unreachable`, DataError `server-refused` with the server's words.
+        """
+
+        async def wait() -> None:
+            client = self._client(base=self._base, headers=self._headers, timeout_s=self._timeout_s)
+            try:
+                await self._wait_until_ready(client, note)
+            finally:
+                await client.close()
+
+        asyncio.run(wait())
+
+    async def _wait_until_ready(self, client: Any, note: Callable[[str], None] | None) -> None:
+        asked = {"model": self._model or await self.first_model(client), "prompt": "a", "max_tokens": 1}
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._timeout_s
+        while True:
+            try:
+                status, pieces = await client.request("POST", "/v1/completions", json.dumps(asked).encode())
+                words = b"".join([data async for _, data in pieces])[:300].decode("utf-8", "replace")
+            except HttpError as error:
+                raise self._unreachable(error) from error
+            if status == 200:
+                return
+            if status != 503 or clock() > until:
+                raise DataError(
+                    "server-refused",
+                    f"{self._base} does not answer a completion of one token",
+                    why=f"status {status}: {words}",
+                    hint="401 wants an API key, 404 a right model name; look at the server's log otherwise",
+                )
+            if note:
+                note(f"waiting until {self._base} is ready: {words}")
+                note = None
+            await asyncio.sleep(_READY_POLL_S)
+
     async def run_async(
         self, load: LoadPlan, progress: Callable[[Progress], None] | None = None
     ) -> list[RequestRecord]:
@@ -90,12 +132,7 @@ class UrlTarget:
             status, pieces = await client.request("GET", "/v1/models")
             body = b"".join([data async for _, data in pieces])
         except HttpError as error:
-            raise EnvironmentLacking(
-                "server-unreachable",
-                f"{self._base} cannot be reached",
-                why=str(error),
-                hint="start the server, or correct the URL",
-            ) from error
+            raise self._unreachable(error) from error
         try:
             first: dict[str, Any] = json.loads(body)["data"][0]
             first["id"] = str(first["id"])
@@ -107,6 +144,14 @@ class UrlTarget:
                 hint="is the URL that of an OpenAI-compatible server? does it ask for an API key?",
             ) from error
         return first
+
+    def _unreachable(self, error: HttpError) -> EnvironmentLacking:
+        return EnvironmentLacking(
+            "server-unreachable",
+            f"{self._base} cannot be reached",
+            why=str(error),
+            hint="start the server, or correct the URL",
+        )
 
     def body(self, request: PlannedRequest, model: str) -> bytes:
         """The JSON of one request: greedy, streaming, and exactly as many tokens as planned."""

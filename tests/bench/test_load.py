@@ -324,6 +324,20 @@ def test_an_answer_that_is_not_http_is_an_error_of_that_request(raw_server, answ
     assert records[0].error
 
 
+def test_a_server_that_loads_is_waited_for_and_one_that_refuses_is_not(raw_server):
+    models = ok(b'{"data": [{"id": "m"}]}', "Content-Length: 23")
+    loading = b"HTTP/1.1 503 Busy\r\nContent-Length: 7\r\n\r\nloading"
+    notes = []
+    rest = [models, loading, loading, ok(b"{}", "Content-Length: 2")]
+    raw_server(rest, lambda url: asyncio.to_thread(UrlTarget(url).wait_until_ready, notes.append))
+    assert not rest
+    assert [n.partition(": ")[2] for n in notes] == ["loading"]
+    refused = b"HTTP/1.1 404 Not\r\nContent-Length: 8\r\n\r\nno model"
+    with pytest.raises(DataError, match="one token") as caught:
+        raw_server([refused], lambda url: asyncio.to_thread(UrlTarget(url, model="x").wait_until_ready))
+    assert "status 404: no model" in (caught.value.why or "")
+
+
 def test_a_server_without_models_is_refused(raw_server):
     with pytest.raises(DataError, match="lists no model"):
         raw_server([ok(b"{}", "Content-Length: 2")], lambda url: UrlTarget(url).run_async(plan(workload(1))))
