@@ -76,12 +76,8 @@ class ModelPlan:
             if t.planned is None:
                 found[t.stored] = None
             elif t.stored not in found:
-                found[t.stored] = t.planned.scheme.storage.prototype(
-                    (sizes[t.stored], t.columns),
-                    t.planned.group_size,
-                    options.symmetric,
-                    bool(options.outliers),
-                )
+                shape = sizes[t.stored], t.columns
+                found[t.stored] = t.planned.scheme.prototype(shape, t.planned.group_size, options)
         return found | dict.fromkeys(self.plain)
 
     def notes(self) -> list[str]:

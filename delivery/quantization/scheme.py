@@ -38,9 +38,18 @@ class Storage:
     static: bool = False
 
     def prototype(
-        self, shape: tuple[int, int], group_size: int, symmetric: bool, outliers: bool = False
+        self,
+        shape: tuple[int, int],
+        group_size: int,
+        symmetric: bool,
+        *,
+        outliers: bool = False,
+        reordered: bool = False,
     ) -> QTensor:
-        """A QTensor without data (on the meta device) of the form that the scheme makes."""
+        """A QTensor without data (on the meta device) of the form that the scheme makes.
+
+        reordered: groups are formed along another order than the stored one, so there is a g_idx.
+        """
         rows, columns = shape
         width = columns if group_size == -1 else group_size
         scales = {
@@ -65,6 +74,7 @@ class Storage:
             zero_point=empty(scales, torch.uint8) if asymmetric else None,
             group_size=group_size if grouped else -1,
             bits=self.bits,
+            g_idx=empty((columns,), torch.int32) if grouped and reordered and group_size != -1 else None,
             input_scale=empty((1,), torch.float32) if self.static else None,
             act_dtype=self.activation,
             block_size=128 if self.granularity == "block" else None,
@@ -82,6 +92,7 @@ class Scheme:
     needs: what must be known of the activations, given the options; empty for data-free schemes.
     quantize: works on a `BlockWork` in place: moves scales where it wants, then finishes every layer.
     formats: on-disk formats that can hold the result, the default first.
+    compensates: whether rounding errors are made up for by later columns, given the options.
     """
 
     name: str
@@ -90,6 +101,18 @@ class Scheme:
     needs: Callable[[Options], frozenset[Need]]
     quantize: Callable[[BlockWork], None]
     formats: tuple[str, ...] = ("compressed-tensors",)
+    compensates: Callable[[Options], bool] = lambda _options: False
+
+    def prototype(self, shape: tuple[int, int], group_size: int, options: Options) -> QTensor:
+        """A QTensor without data (on the meta device) of the form that the scheme makes of a layer."""
+        compensates = self.compensates(options)
+        return self.storage.prototype(
+            shape,
+            group_size,
+            options.symmetric,
+            outliers=bool(options.outliers) and not compensates,
+            reordered=compensates and options.act_order == "group",
+        )
 
     @property
     def grouped(self) -> bool:
@@ -107,6 +130,11 @@ def load_scheme(name: str) -> Scheme:
     assert isinstance(scheme, Scheme)
     assert scheme.name == name
     return scheme
+
+
+def as_asked(options: Options) -> bool:
+    """`compensates` of a scheme that leaves the rounding to the options."""
+    return options.rounding == "gptq"
 
 
 def nothing(_options: Options) -> frozenset[Need]:

@@ -6,7 +6,7 @@ from delivery.quantization.awq import Search, search_scale
 from delivery.quantization.inputs import InputGroup
 from delivery.quantization.options import Options
 from delivery.quantization.rounding import round_group
-from delivery.quantization.scheme import W4, Need, Scheme
+from delivery.quantization.scheme import W4, Need, Scheme, as_asked
 from delivery.quantization.work import BlockWork
 
 
@@ -49,4 +49,5 @@ SCHEME = Scheme(
     needs=needs,
     quantize=quantize,
     formats=("awq", "compressed-tensors", "gptq"),
+    compensates=as_asked,
 )

@@ -24,4 +24,5 @@ SCHEME = Scheme(
     needs=needs,
     quantize=quantize,
     formats=("gptq", "compressed-tensors", "awq"),
+    compensates=lambda _options: True,
 )

@@ -6,7 +6,7 @@ import torch
 
 from delivery.quantization.options import Options
 from delivery.quantization.rounding import round_group
-from delivery.quantization.scheme import W4, Need, Scheme
+from delivery.quantization.scheme import W4, Need, Scheme, as_asked
 from delivery.quantization.smoothing import smooth_block
 from delivery.quantization.work import BlockWork
 
@@ -33,4 +33,5 @@ SCHEME = Scheme(
     needs=needs,
     quantize=quantize,
     formats=("compressed-tensors", "awq", "gptq"),
+    compensates=as_asked,
 )
