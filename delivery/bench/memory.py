@@ -65,12 +65,15 @@ class MemoryWatch:
 
             torch.cuda.reset_peak_memory_stats()
             self._allocated = int(torch.cuda.memory_allocated())
+            self._runtime = max(device_bytes() - int(torch.cuda.memory_reserved()), 0)
 
     def breakdown(self, stats: Any) -> dict[str, float]:
         """Bytes by part, from an engine's `stats()` and this process.
 
         `peak_bytes` is the activation peak alone: allocator bytes over the loaded state on a GPU,
         resident bytes over the loaded state on a CPU. `planned_peak_bytes` is what the engine reserved.
+        `runtime_bytes`, on a GPU: what the driver held for this process when the load began, outside the
+        allocator: its context, loaded kernels, recordings.
         """
         process = resident()
         out = {
@@ -90,6 +93,7 @@ class MemoryWatch:
             peak = int(torch.cuda.max_memory_allocated()) - self._allocated
             held = float(device_bytes())
             out |= {"peak_bytes": float(peak), "process_bytes": held, "resident_bytes": held}
+            out["runtime_bytes"] = float(self._runtime)
         return out
 
 
