@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from delivery.errors import DataError
+from delivery.errors import DataError, UsageError
 from delivery.qtensor import QTensor
 
 
@@ -30,6 +30,14 @@ class Grid:
     symmetric: bool = False
     narrow: bool = False
     scale_dtype: torch.dtype = torch.float16
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(2, 9):
+            raise UsageError(
+                "not-quantisable",
+                f"no grid has {self.bits!r} bits",
+                why="expected a whole number from 2 to 8: values are held in 8 bits",
+            )
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -66,7 +74,8 @@ def quantize(
 
     shrink: float [N, K/g] in (0, 1], by which each group's range is narrowed (clipping); None for 1.
     Arithmetic is in float32. A group of zeros gets scale 1, so that nothing is ever divided by 0.
-    Raises DataError `group-size` when K is no multiple of `group_size`, `weight-not-finite`.
+    Raises UsageError `not-quantisable` for other bits than 2 to 8 or a weight that is no matrix of floats,
+    DataError `group-size` when K is no multiple of `group_size`, `weight-not-finite`.
     """
     grid = Grid(bits, group_size, symmetric, narrow, scale_dtype)
     return round_to_grid(weight, grid, shrink)
@@ -88,7 +97,7 @@ def round_to_grid(weight: torch.Tensor, grid: Grid, shrink: torch.Tensor | None 
         values += zero_point[..., None]
     values.clamp_(low, high)
     return QTensor(
-        qdata=values.to(torch.int8 if grid.symmetric else torch.uint8).reshape(weight.shape),
+        qdata=values.to(torch.int8 if grid.symmetric else torch.uint8).reshape(weight.shape).contiguous(),
         scale=scale,
         zero_point=None if zero_point is None else zero_point.to(torch.uint8),
         group_size=grid.group_size,
@@ -126,7 +135,13 @@ def storable(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def grouped(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """weight [N, K] → float32 [N, K/g, g]. Raises DataError `group-size`."""
+    """weight [N, K] → float32 [N, K/g, g]. Raises UsageError `not-quantisable`, DataError `group-size`."""
+    if weight.ndim != 2 or not weight.is_floating_point():
+        raise UsageError(
+            "not-quantisable",
+            f"a weight is {str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}",
+            why="expected a matrix [N, K] of floating-point numbers",
+        )
     columns = weight.shape[1]
     width = grid.width(columns)
     if width < 1 or columns % width:

@@ -44,7 +44,7 @@ class Quantize:
     """
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     makes: ClassVar[Kind] = Kind.CHECKPOINT
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     device_matters: ClassVar[bool] = True

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.errors import DataError
+from delivery.errors import DataError, UsageError
 from delivery.quantization import Grid, dequantize, quantize
 from delivery.quantization.grid import round_to_grid, rounding_error
 
@@ -101,3 +101,26 @@ def test_bad_input_is_named() -> None:
     broken[0, 0] = float("inf")
     with pytest.raises(DataError, match=r"scales that are not finite"):
         quantize(broken, 4, 32)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_views_in_any_order_give_what_their_copies_give(symmetric: bool) -> None:
+    whole = weight(64, 128)
+    for view in (whole.t(), whole[::2, ::2], whole[:1].expand(8, 128)):
+        q = quantize(view, 4, 32, symmetric)
+        assert q.qdata.is_contiguous()  # it is written to files and viewed as words
+        assert torch.equal(q.qdata, quantize(view.contiguous(), 4, 32, symmetric).qdata)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 9, 16, 4.5])
+def test_bits_that_do_not_fit_are_refused(bits: int) -> None:
+    with pytest.raises(UsageError, match="2 to 8"):
+        quantize(weight(), bits, 32)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(32), torch.zeros(2, 4, 32), torch.ones(4, 32, dtype=torch.int32)], ids=str
+)
+def test_what_is_no_matrix_of_floats_is_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match="expected a matrix"):
+        quantize(bad, 4, 32)
