@@ -17,6 +17,7 @@ from delivery.engine.directory import check_fingerprint, is_engine, read_about, 
 from delivery.engine.engine_model import EngineModel, Forms, load_model
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.forms_torch import TorchForms
+from delivery.engine.inputs import SPARE_SLOTS
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
 from delivery.engine.need import need, state_bytes
@@ -94,7 +95,7 @@ def around(model: EngineModel, options: EngineOptions, device: str, tokenizer: T
     config, place = model.config, torch.device(device)
     made = memory_plan(config, options, device, weights_size(model), model.dtype)
     rotary = RotaryTables(config, made.max_model_len, place)
-    slots = options.sequences(device) + 1  # one more for prompts that are scored
+    slots = options.sequences(device) + SPARE_SLOTS
     cache = KVCache(config, made.num_blocks, made.block_size, options.kv, model.dtype, place, slots)
     runner = ModelRunner(
         model,
@@ -107,6 +108,8 @@ def around(model: EngineModel, options: EngineOptions, device: str, tokenizer: T
     )
     if options.graphs:
         record(runner, options.batched_tokens(device), options.sequences(device))
+    if device == "cuda":
+        warm_up(runner, options.batched_tokens(device), options.sequences(device))
     eos = config.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     return Assembled(config, runner, made, tokenizer, tuple(eos), device)
 
@@ -136,8 +139,8 @@ def memory_plan(
         sequences=sequences,
         max_model_len=length,
         item_bytes=dtype.itemsize,
-        state_bytes=state_bytes(config, sequences + 1, dtype.itemsize),
-        graph_bytes=graphs.recorded_bytes(config, tokens, dtype.itemsize) if recorded else 0,
+        state_bytes=state_bytes(config, sequences + SPARE_SLOTS, dtype.itemsize),
+        graph_bytes=graphs.recorded_bytes(config, tokens, sequences, dtype.itemsize) if recorded else 0,
     )
     available = free_memory(device) + weights_bytes
     share = options.cache_max_entry_count
@@ -182,10 +185,10 @@ def record(runner: ModelRunner, tokens: int, sequences: int) -> None:
     """Give the runner recorded steps, of the kinds that its device and its model allow."""
     if runner.device.type == "cuda":
         if graphs.why_not(runner.model) is None:
-            shapes = graphs.mixed_shapes(tokens, sequences)
+            mixed = graphs.why_not_mixed(runner.model.config) is None
+            shapes = graphs.mixed_shapes(tokens, sequences) if mixed else []
             recorded = graphs.CudaGraphs(runner, graphs.decode_sizes(sequences), shapes)
-            runner.recorded, runner.mixed = recorded, recorded
-            warm_up(runner, tokens, sequences)
+            runner.recorded, runner.mixed = recorded, recorded if mixed else None
         return
     from delivery.engine import cpu_decode
 

@@ -27,11 +27,16 @@ _FEW_SEQUENCES = 16
 
 
 def why_not(model: EngineModel) -> str | None:
-    """Why a model's steps cannot be recorded."""
-    if model.config.delta is not None:
-        return "gated delta layers go through prompts of any length, one by one"
+    """Why no step of a model can be recorded."""
     if any("router" in block.linears and block.experts is None for block in model.blocks):
         return "quantised experts run one by one, as the routing falls"
+    return None
+
+
+def why_not_mixed(config: ModelConfig) -> str | None:
+    """Why steps with prompts cannot be recorded, where steps of decodes alone can."""
+    if config.delta is not None:
+        return "gated delta layers go through prompts of any length, one by one"
     return None
 
 
@@ -50,10 +55,10 @@ def mixed_shapes(tokens: int, sequences: int) -> list[tuple[int, int]]:
     return [(size, batch) for size in sizes for batch in batches]
 
 
-def recorded_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
-    """Memory that recordings for steps of at most `tokens` tokens keep: the largest one's activations, and
-    the last hidden states of every row."""
-    most = min(tokens, MOST_MIXED_TOKENS)
+def recorded_bytes(config: ModelConfig, tokens: int, sequences: int, item_bytes: int) -> int:
+    """Memory that recordings for steps of at most so many tokens and sequences keep: the largest one's
+    activations, and the last hidden states of every row."""
+    most = sequences if why_not_mixed(config) else max(sequences, min(tokens, MOST_MIXED_TOKENS))
     return activation_bytes(config, most, 0, item_bytes) + most * config.hidden_size * item_bytes
 
 

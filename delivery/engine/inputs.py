@@ -17,6 +17,8 @@ from delivery.engine.staging import Staging
 
 ON_DEVICE = -1
 """Stands for a token id that only the device knows: the last one sampled for its slot."""
+SPARE_SLOTS = 2
+"""Slots of state beyond those of running requests."""
 ON_THE_DEVICE_ALONE = -1
 """num_decodes of a recorded step of any mixture: the kernels read which sequences have one query."""
 
@@ -66,9 +68,9 @@ class InputStage:
         self.max_blocks = -(-length // block_size)
         self._length = length
         self._switch = switch
-        # One slot more than requests can run: prompts that are scored go there, and padding points at it.
-        self.spare_slot = sequences
-        slots = sequences + 1
+        # Two slots more than requests can run: prompts that are scored go to one, and padding has one.
+        self.spare_slot, self.padding_slot = sequences, sequences + 1
+        slots = sequences + SPARE_SLOTS
         self._known: list[np.ndarray] = [np.empty(0, np.int32)] * slots
         self._long = np.zeros(slots, np.int64)
         self._table = np.zeros((slots, self.max_blocks), np.int32)
@@ -194,8 +196,9 @@ class InputStage:
     def _pad(self, real: int, count: int, tokens: int, rows: int, each: int) -> None:
         """Fill token rows real … tokens; sequences count … rows become ones of length 0 and `each` query."""
         host = self._now.host
-        for name in ("token_slots", "positions", "rope_rows", "token_ids"):
+        for name in ("positions", "rope_rows", "token_ids"):
             host(name)[real:tokens] = 0
+        host("token_slots")[real:tokens] = self.padding_slot
         host("slot_mapping")[real:tokens] = -1
         host("query_start")[count + 1 : rows + 1] = real + each * np.arange(1, rows - count + 1)
         host("context_lens")[count:rows] = 0
@@ -209,5 +212,5 @@ class InputStage:
         host("slots")[:count] = [items[i].slot for i in sampling]
         host("num_output")[:count] = [items[i].num_output for i in sampling]
         host("sample_rows")[count:samples] = np.arange(count, samples)
-        host("slots")[count:samples] = self.spare_slot
+        host("slots")[count:samples] = self.padding_slot
         host("num_output")[count:samples] = 0

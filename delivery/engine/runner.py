@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from delivery.engine.engine_model import EngineModel
-from delivery.engine.inputs import Batch, InputStage, resolved_ids
+from delivery.engine.inputs import SPARE_SLOTS, Batch, InputStage, resolved_ids
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.outputs import Admitted, ModelOutput, Scheduled, SchedulerOutput
 from delivery.engine.paged import PagedAttention, StepInputs
@@ -117,7 +117,7 @@ class ModelRunner:
         self.sampler = Sampler(sequences, device, seed)
         self.recorded: Recorded | None = None
         self.mixed: RecordedMixed | None = None
-        self.last_token = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(sequences + SPARE_SLOTS, dtype=torch.int32, device=device)
         self._slots: dict[int, _Slot] = {}
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from delivery.engine.inputs import SPARE_SLOTS
 from delivery.engine.outputs import Admitted, TokenLogprobs
 from delivery.engine.request import SamplingParams
 from delivery.kernels import OPS
@@ -54,13 +55,13 @@ class Sampler:
     def __init__(self, slots: int, device: torch.device, seed: int) -> None:
         self._seed = seed
         self._drawn = 0
-        self.temperature = torch.zeros(slots + 1, device=device)
-        self.top_p = torch.ones(slots + 1, device=device)
-        self.top_k = torch.zeros(slots + 1, dtype=torch.int32, device=device)
-        self.seed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(slots + SPARE_SLOTS, device=device)
+        self.top_p = torch.ones(slots + SPARE_SLOTS, device=device)
+        self.top_k = torch.zeros(slots + SPARE_SLOTS, dtype=torch.int32, device=device)
+        self.seed = torch.zeros(slots + SPARE_SLOTS, dtype=torch.int64, device=device)
         # Parameters of rows that are all greedy, for the kernel that reads them.
-        self._cold = torch.zeros(slots + 1, device=device)
-        self._none = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self._cold = torch.zeros(slots + SPARE_SLOTS, device=device)
+        self._none = torch.zeros(slots + SPARE_SLOTS, dtype=torch.int64, device=device)
         self._random: set[int] = set()
         self._filtered: set[int] = set()
         self._seed_of: dict[str, int] = {}
@@ -116,6 +117,14 @@ class Sampler:
         most = max(rows[i].sampling.logprobs or 0 for i in wanted)
         top, top_ids = logprobs.topk(max(1, most), dim=-1)
         return Sampled(token_ids, wanted, chosen, top, top_ids)
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Launch every kernel that a draw may take, on any logits [S, V] of at most `slots` rows."""
+        rows = len(logits)
+        rules = (self.temperature[:rows], self.top_k[:rows], self.top_p[:rows], self.seed[:rows])
+        for filtered in (False, True):
+            OPS["sample"](logits, *rules, self._none[:rows], filtered)
+        self._best(logits)
 
     def _best(self, logits: torch.Tensor) -> torch.Tensor:
         """The first largest logit of each row: on a GPU by the sampling kernel, which reads a row faster."""

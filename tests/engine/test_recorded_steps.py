@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tiny_families
 import torch
 
 from delivery.engine import EngineCore, Request, SamplingParams
@@ -86,3 +87,46 @@ def test_warming_up_changes_no_answer(tiny_checkpoint: Path) -> None:
         engine.add_request(Request("0", [(7 * i + 100) % 250 for i in range(100)], sampling))
         made = [t for _ in range(12) for output in engine.step() for t in output.new_token_ids]
     assert made == plain[3]
+
+
+class ReplayedDecodes:
+    """Stands for recorded decodes: fills every step of decodes alone up to `rows`."""
+
+    def __init__(self, runner: ModelRunner, rows: int) -> None:
+        self._runner = runner
+        self._rows = rows
+        self.runs = 0
+
+    def padded(self, decodes: int) -> int | None:
+        return self._rows if decodes <= self._rows else None
+
+    def run(self, batch: Batch, last_token: torch.Tensor) -> torch.Tensor:
+        assert batch.inputs.num_decodes == batch.inputs.query_start.shape[0] - 1 == self._rows
+        self.runs += 1
+        return self._runner.logits(resolved_ids(batch, last_token), batch.inputs)
+
+
+def test_padded_decodes_leave_states_alone(tmp_path: Path) -> None:
+    """Padding has a state of its own: of running requests and of one that is scored none is touched."""
+    tiny_families.build("qwen3.5").save_pretrained(tmp_path)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    made, scored = [], []
+    for rows in (0, 4):
+        options = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+        with EngineCore(tmp_path, device="cpu", **options) as engine:
+            recorded = ReplayedDecodes(engine._runner, rows)
+            engine._runner.recorded = recorded if rows else None
+            engine.add_request(Request("a", list(range(3, 20)), sampling))
+            engine.step()
+            pieces = engine.prompt_logits(list(range(5, 70)))
+            logits = [next(pieces)]
+            for _ in range(4):
+                engine.step()
+            logits += list(pieces)
+            while engine.has_unfinished():
+                engine.step()
+            made.append(engine._runner.cache.states[0].memory[:5].clone())
+            scored.append(torch.cat(logits))
+            assert recorded.runs == (7 if rows else 0)
+    torch.testing.assert_close(made[1], made[0])
+    torch.testing.assert_close(scored[1], scored[0])

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.arrivals import arrival_counters
-from delivery.kernels.gpu.decode_config import DecodeConfig, decode_config, sequence_lanes
+from delivery.kernels.gpu.decode_config import ALONE, DecodeConfig, decode_config, sequence_lanes
 from delivery.kernels.gpu.decode_tiles import attend, load_pair, merge, store
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.kv_layout import layout_of
@@ -79,8 +79,9 @@ def _decode(
     PRECISION: tl.constexpr,
     CHOOSE: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LATE: tl.constexpr,
 ):
-    if OVERLAP:
+    if OVERLAP and not LATE:
         gdc_launch_dependents()
     sequence = tl.arange(0, SEQUENCES)
     lengths = tl.load(context_lens + sequence, mask=sequence < num_sequences, other=0)
@@ -196,6 +197,8 @@ def _decode(
                 )
                 tl.store(arrived + pair, 0)
         position += taken
+    if OVERLAP and LATE:
+        gdc_launch_dependents()
 
 
 def decode_attention(
@@ -275,6 +278,8 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         CHOOSE=query_start is not None,
         OVERLAP=overlap,
+        # A kernel that waits beside a long one takes issue slots and shared memory from it.
+        LATE=batch * kv_heads > ALONE,
         launch_pdl=overlap,
         num_warps=config.warps,
         maxnreg=config.registers,

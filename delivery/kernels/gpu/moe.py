@@ -14,7 +14,7 @@ import triton.language as tl
 from delivery.kernels.gpu.activation import silu_mul
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _grouped(
     x,
     weight,

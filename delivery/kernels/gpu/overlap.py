@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel starts while the one in front of it is still running.
 
 Every kernel of a step calls `gdc_launch_dependents` first, which lets the next one start as soon as all
-programs of this one have, and `gdc_wait` before it touches what another kernel wrote or may still read. Two
+programs of this one have (attention over many sequences calls it last, since it takes long and what waits
+beside it slows it down), and `gdc_wait` before it touches what another kernel wrote or may still read. Two
 rules keep that right, however long the chain: every program waits, even one with nothing to do, so that
 a kernel never ends before the one in front of it; and only weights and a step's inputs, which no kernel
 of the step writes, are read before the wait.

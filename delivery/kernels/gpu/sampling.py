@@ -22,7 +22,7 @@ def _mix(word):
     return word ^ (word >> 16)
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "splits"])
 def _choose(
     logits,
     temperature,
@@ -36,8 +36,8 @@ def _choose(
     stride,
     vocabulary,
     span,
+    splits,
     FILTERED: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPLIT_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,16 +69,16 @@ def _choose(
         best_at = tl.where(better, token, best_at)
     value = tl.max(best, 0)
     index = tl.min(tl.where(best == value, best_at, 0x7FFFFFFF), 0)  # the first of equal maxima
-    if SPLITS == 1:
+    if splits == 1:
         tl.store(out + b, index.to(tl.int64))
     else:
-        tl.store(best_value + b * SPLITS + split, value)
-        tl.store(best_index + b * SPLITS + split, index)
+        tl.store(best_value + b * splits + split, value)
+        tl.store(best_index + b * splits + split, index)
         tl.debug_barrier()
-        if tl.atomic_add(arrived + b, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+        if tl.atomic_add(arrived + b, 1, sem="acq_rel", scope="gpu") == splits - 1:
             part = tl.arange(0, SPLIT_WIDTH)
-            there = part < SPLITS
-            at = b * SPLITS + part
+            there = part < splits
+            at = b * splits + part
             values = tl.load(best_value + at, mask=there, other=float("-inf"), cache_modifier=".cg")
             winner = tl.argmax(values, 0)
             indexes = tl.load(best_index + at, mask=there, other=0, cache_modifier=".cg")
@@ -95,7 +95,8 @@ def sample(
     position: torch.Tensor,
     filtered: bool,
 ) -> torch.Tensor:
-    """See `delivery.kernels.sampling`."""
+    """See `delivery.kernels.sampling`. In how many parts a row is read depends on the number of rows; the
+    kernel is one and the same, so that no batch size has to be compiled for."""
     rows, vocabulary = logits.shape
     device = logits.device
     out = torch.empty(rows, dtype=torch.int64, device=device)
@@ -122,9 +123,9 @@ def sample(
         logits.stride(0),
         vocabulary,
         span,
+        splits,
         FILTERED=filtered,
-        SPLITS=splits,
-        SPLIT_WIDTH=triton.next_power_of_2(splits),
+        SPLIT_WIDTH=triton.next_power_of_2(triton.cdiv(vocabulary, block)),
         BLOCK=block,
         num_warps=4,
     )
