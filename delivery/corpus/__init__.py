@@ -10,6 +10,7 @@ from delivery.corpus.named import named_sets
 from delivery.corpus.render import Rendered, Sample, recommendation, render
 from delivery.corpus.script import script_shares
 from delivery.corpus.spec import Source, parse
+from delivery.corpus.windows import heldout_windows
 
 __all__ = [
     "Document",
@@ -20,6 +21,7 @@ __all__ = [
     "builtin_names",
     "digest",
     "heldout",
+    "heldout_windows",
     "is_held_out",
     "load",
     "named_sets",

@@ -36,7 +36,7 @@ class Source:
 def parse(spec: str | Sequence[str]) -> tuple[Source, ...]:
     """The sources of a spec: comma-separated, or a sequence of such.
 
-    Raises UsageError `corpus-spec` for an empty one, a bad weight or a corpus named twice, DataError
+    Raises UsageError `corpus-spec` for an empty one, a bad weight or two corpora of one name, DataError
     `corpus-missing` for a path that is not there.
     """
     parts = [p.strip() for s in ([spec] if isinstance(spec, str) else spec) for p in s.split(",")]
@@ -44,9 +44,15 @@ def parse(spec: str | Sequence[str]) -> tuple[Source, ...]:
     if not parts:
         raise UsageError("corpus-spec", "no corpus is named", hint="--corpus legal,technical")
     sources = tuple(_source(p) for p in parts)
-    names = [s.name for s in sources]
-    if twice := next((n for n in names if names.count(n) > 1), None):
-        raise UsageError("corpus-spec", f"corpus {twice!r} is named twice", hint=f"give {twice}=WEIGHT once")
+    labels = [s.label for s in sources]
+    if twice := next((n for n in labels if labels.count(n) > 1), None):
+        named = [s.name for s in sources if s.label == twice]
+        raise UsageError(
+            "corpus-spec",
+            f"corpus {twice!r} is named twice",
+            why=f"reports could not tell {' and '.join(named)} apart",
+            hint=f"give {twice}=WEIGHT once" if len(set(named)) == 1 else "rename one of them",
+        )
     return sources
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -39,7 +39,7 @@ class Evaluate:
     """
 
     name: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     makes: ClassVar[Kind] = Kind.REPORT
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "tokenizers")
 
@@ -86,6 +86,8 @@ class Evaluate:
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
         from delivery.bench.quality import compare_quality, continuations
+        from delivery.checkpoint import Tokenizer
+        from delivery.corpus import heldout_windows
         from delivery.engine import LLM
 
         options: dict[str, Any] = {
@@ -100,7 +102,8 @@ class Evaluate:
             LLM(ctx.input("engine").path, **options) as engine,
             LLM(ctx.input("source").path, **options) as source,
         ):
-            windows = dict(self._windows(engine.core.tokenizer, ctx.seed))
+            tokenizer, wanted = Tokenizer.open(ctx.input("source").path), (self.windows, self.window_tokens)
+            windows = dict(heldout_windows(self.corpus, tokenizer, *wanted, ctx.seed))
             total = sum(len(ids) for each in windows.values() for ids in each)
             with ctx.progress("score both models", total, "token") as task:
                 for name, each in windows.items():
@@ -230,33 +233,6 @@ class Evaluate:
         before = found.baseline.anchor or found.baseline.current
         judged, findings = quality.against(metrics, before.values, self.drift)
         return judged, findings, compose.baseline_details(before)
-
-    def _windows(self, tokenizer: Any, seed: int) -> Iterator[tuple[str, list[list[int]]]]:
-        """Corpus name → windows of token ids; documents stand one after the other."""
-        from delivery.corpus import parse
-        from delivery.corpus.mix import documents
-        from delivery.errors import DataError
-
-        for source in parse(self.corpus):
-            ids: list[int] = []
-            for document in documents(source, "heldout", seed):
-                if document.messages:
-                    ids += tokenizer.encode_chat(document.messages)
-                else:
-                    ids += tokenizer.encode(document.text)
-                if len(ids) >= self.windows * self.window_tokens:
-                    break
-            size = self.window_tokens
-            made = [ids[i : i + size] for i in range(0, len(ids), size)][: self.windows]
-            made = [w for w in made if len(w) >= 2]
-            if not made:
-                raise DataError(
-                    "heldout-empty",
-                    f"corpus {source.label} has no held-out text",
-                    why="a tenth of its documents is held out, and none of them has two tokens",
-                    hint="give a larger corpus",
-                )
-            yield source.label, made
 
 
 def _layer_errors(ctx: StepContext) -> list[dict[str, Any]]:
