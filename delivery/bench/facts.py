@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from delivery import __version__
+from delivery.bench.code import engine_code
 from delivery.device import fingerprint
 
 _DISTRIBUTIONS = ("torch", "triton", "transformers", "numpy", "numba")
@@ -21,6 +22,7 @@ def facts(device: str) -> dict[str, Any]:
         "device_slug": found.slug,
         "versions": {
             "deliver": __version__,
+            "engine code": engine_code()[:12],
             "python": platform.python_version(),
             **{name: v for name in _DISTRIBUTIONS if (v := _version(name))},
         },

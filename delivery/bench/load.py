@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from delivery.bench.plan import plan, warmup_plan
+from delivery.bench.plan import plan, probe_plan, warmup_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,6 +51,12 @@ def run_load(
         warm_up(target, workload)
     with _no_garbage_collection():
         return target.run(plan(workload, run), progress)
+
+
+def run_probe(target: Target, workload: Workload, in_flight: int) -> list[RequestRecord]:
+    """A short closed loop of the workload's requests, to see how many a second can be sustained."""
+    with _no_garbage_collection():
+        return target.run(probe_plan(workload, in_flight))
 
 
 def warm_up(target: Target, workload: Workload) -> None:

@@ -26,6 +26,8 @@ class Side:
     memory: Mapping[str, float] | None
     runtime: str
     load_s: float | None
+    capacity: float | None = None
+    """Requests per second that it can sustain; None where that was not looked for, or not seen."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -35,6 +37,7 @@ class Side:
             "memory": None if self.memory is None else dict(self.memory),
             "runtime": self.runtime,
             "load_s": self.load_s,
+            "capacity": self.capacity,
             "settings": dict(self.settings),
         }
 
@@ -81,6 +84,7 @@ class Measured:
                 memory=side["memory"],
                 runtime=side["runtime"],
                 load_s=side["load_s"],
+                capacity=side.get("capacity"),
                 settings=side["settings"],
             )
             for name, side in data["sides"].items()
@@ -105,6 +109,7 @@ def snapshot(
         runs=side.runs,
         memory=side.memory or {},
         values=values,
+        capacity=side.capacity,
         versions=data["versions"],
         settings=side.settings,
         commit=commit,

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _LENGTHS, _ARRIVALS, _TOKENS = 0, 1, 2
 BLOCK_SIZE = 64
 _IN_FLIGHT = 64
-WARMUP_RUN = 1 << 20
-"""Number of the run whose tokens a warm-up uses: no measured run has it."""
+WARMUP_RUN, PROBE_RUN = 1 << 20, 1 << 21
+"""Numbers of the runs whose tokens a warm-up and a probe use: no measured run has them."""
+_BUSIEST = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,48 @@ def warmup_plan(workload: Workload) -> LoadPlan:
         for r in whole.requests[: workload.warmup]
     )
     return LoadPlan(first, whole.concurrency or min(8, max(1, len(first))))
+
+
+def probe_levels(workload: Workload) -> tuple[int, ...]:
+    """Requests in flight at which a capacity is looked for, rising: as many as an engine has room for, and
+    on for as long as half of the workload's requests can be in flight.
+    """
+    first = max(1, min(_IN_FLIGHT, workload.requests // 2))
+    levels = [first]
+    while 4 * levels[-1] <= workload.requests:
+        levels.append(2 * levels[-1])
+    return tuple(levels)
+
+
+def probe_plan(workload: Workload, in_flight: int) -> LoadPlan:
+    """A closed loop of twice as many requests as are in flight, each kind in its share.
+
+    They are picked evenly from the workload's requests in order of size, and sent in their own order.
+    """
+    whole = plan(workload, PROBE_RUN).requests
+    count = min(2 * in_flight, len(whole))
+    by_size = sorted(range(len(whole)), key=lambda i: (whole[i].output_tokens, whole[i].prompt_tokens))
+    picked = sorted(by_size[int((i + 0.5) * len(whole) / count)] for i in range(count))
+    chosen = (whole[i] for i in picked)
+    return LoadPlan(
+        tuple(PlannedRequest(f"probe{r.id}", None, r.output_tokens, r.numbers) for r in chosen), in_flight
+    )
+
+
+def offered_rate(workload: Workload) -> float | None:
+    """Requests/s that an open loop asks where it asks most; None for a closed loop.
+
+    For a ramp that is its faster end, for a trace the busiest quarter of its requests.
+    """
+    arrival = workload.arrival
+    if arrival.kind == "closed":
+        return None
+    if arrival.kind != "trace":
+        return max(arrival.rate, arrival.rate_end if arrival.kind == "ramp" else 0.0)
+    due = arrivals(workload) or []
+    step = max(1, int(len(due) * _BUSIEST))
+    spans = [later - sooner for sooner, later in zip(due, due[step:], strict=False)]
+    return step / max(min(spans, default=0.0), 1e-9)
 
 
 def first_use() -> LoadPlan:

@@ -30,8 +30,16 @@ class Session(Protocol):
     @property
     def settings(self) -> dict[str, Any]: ...
 
-    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+    def run(self, workload: Workload, number: int) -> tuple[list[RequestRecord], Disturbance]:
         """One run and what disturbed it."""
+        ...
+
+    def warm_up(self, workload: Workload) -> None:
+        """Let nobody who is measured pay a start."""
+        ...
+
+    def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:
+        """A short closed loop with that many requests in flight, and what disturbed it."""
         ...
 
     def memory(self) -> dict[str, float] | None:
@@ -54,6 +62,7 @@ def server_session(url: str, runtime: str = "", api_key: str | None = None) -> I
     from delivery.bench.url_target import UrlTarget
 
     target = UrlTarget(url, api_key=api_key)
+    target.wait_until_ready()
     yield _ServerSession(target, runtime or target.owner(), url)
 
 
@@ -70,8 +79,14 @@ class _WorkerSession:
     def settings(self) -> dict[str, Any]:
         return self.worker.facts.settings
 
-    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
-        return self.worker.run(workload, number, warm=warm)
+    def run(self, workload: Workload, number: int) -> tuple[list[RequestRecord], Disturbance]:
+        return self.worker.run(workload, number)
+
+    def warm_up(self, workload: Workload) -> None:
+        self.worker.warm_up(workload)
+
+    def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:
+        return self.worker.probe(workload, in_flight)
 
     def memory(self) -> dict[str, float]:
         return self.worker.memory()
@@ -88,11 +103,22 @@ class _ServerSession:
     def settings(self) -> dict[str, Any]:
         return {"url": self.url}
 
-    def run(self, workload: Workload, number: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+    # The server may be on another machine: what this one does says nothing about it.
+
+    def run(self, workload: Workload, number: int) -> tuple[list[RequestRecord], Disturbance]:
         from delivery.bench.load import run_load
 
-        # The server may be on another machine: what this one does says nothing about it.
-        return run_load(self.target, workload, run=number, warm=warm), Disturbance()
+        return run_load(self.target, workload, run=number, warm=False), Disturbance()
+
+    def warm_up(self, workload: Workload) -> None:
+        from delivery.bench.load import warm_up
+
+        warm_up(self.target, workload)
+
+    def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:
+        from delivery.bench.load import run_probe
+
+        return run_probe(self.target, workload, in_flight), Disturbance()
 
     def memory(self) -> None:
         return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from delivery.errors import DataError, DeliverError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -52,9 +53,18 @@ class EngineWorker:
             self.close()
             raise
 
-    def run(self, workload: Workload, run: int, *, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+    def run(self, workload: Workload, run: int) -> tuple[list[RequestRecord], Disturbance]:
         """One run of a workload, and what disturbed it."""
-        records, disturbance = self._ask("run", workload, run, warm)
+        records, disturbance = self._ask("run", workload, run)
+        return records, disturbance
+
+    def warm_up(self, workload: Workload) -> None:
+        """The workload's first requests, unrecorded."""
+        self._ask("warm_up", workload)
+
+    def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:
+        """A short closed loop of a workload, and what disturbed it."""
+        records, disturbance = self._ask("probe", workload, in_flight)
         return records, disturbance
 
     def memory(self) -> dict[str, float]:
@@ -144,16 +154,28 @@ class _Measured:
 
         return EngineFacts(load_s, self.core.device, asdict(self.core.options))
 
-    def run(self, workload: Workload, run: int, warm: bool) -> tuple[list[RequestRecord], Disturbance]:
+    def run(self, workload: Workload, run: int) -> tuple[list[RequestRecord], Disturbance]:
+        from delivery.bench.load import run_load
+
+        return self._watched(lambda: run_load(self._target, workload, run=run, warm=False))
+
+    def warm_up(self, workload: Workload) -> None:
+        from delivery.bench.load import warm_up
+
+        warm_up(self._target, workload)
+
+    def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:
+        from delivery.bench.load import run_probe
+
+        return self._watched(lambda: run_probe(self._target, workload, in_flight))
+
+    def _watched(self, load: Callable[[], list[RequestRecord]]) -> tuple[list[RequestRecord], Disturbance]:
         from dataclasses import replace
 
         from delivery.bench.disturbance import DisturbanceWatch
-        from delivery.bench.load import run_load, warm_up
 
-        if warm:
-            warm_up(self._target, workload)
         watch = DisturbanceWatch()
-        records = run_load(self._target, workload, run=run, warm=False)
+        records = load()
         return records, replace(watch.stop(), foreign_device_ratio=self._foreign_device)
 
     def memory(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ class Workload:
         return Path(self.folder) / self.shape.file
 
     def with_arrival(self, *, rate: float | None = None, concurrency: int | None = None) -> Workload:
-        """The same requests at another Poisson rate or concurrency. Raises UsageError `bad-workload`."""
+        """The same requests at one rate (Poisson, unless evenly before) or concurrency. Raises UsageError `bad-workload`."""
         if rate is not None and concurrency is not None:
             raise UsageError(
                 "bad-workload",
@@ -107,8 +107,8 @@ class Workload:
                 hint="give --rate or --concurrency",
             )
         if rate is not None:
-            kind = self.arrival.kind if self.arrival.kind in ("constant", "ramp") else "poisson"
-            changed = replace(self.arrival, kind=kind, rate=rate)
+            kind = "constant" if self.arrival.kind == "constant" else "poisson"
+            changed = Arrival(kind=kind, rate=rate)
         elif concurrency is not None:
             changed = Arrival(kind="closed", concurrency=concurrency)
         else:

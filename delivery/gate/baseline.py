@@ -40,6 +40,8 @@ class Snapshot:
     """Other numbers by metric name: percentiles, quality."""
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Raw values that are not requests, by name: timings in ms."""
+    capacity: float | None = None
+    """Requests per second that the engine could sustain; None where the workload is a closed loop."""
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     commit: str = ""
@@ -186,6 +188,7 @@ def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "settings": dict(snapshot.settings),
         "memory": dict(snapshot.memory),
         "values": dict(snapshot.values),
+        "capacity": snapshot.capacity,
         "samples": {name: list(values) for name, values in snapshot.samples.items()},
         "columns": list(_COLUMNS),
         "runs": [[_row(r) for r in run] for run in snapshot.runs],
@@ -210,6 +213,7 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
         memory=data["memory"],
         values=data["values"],
         samples=data["samples"],
+        capacity=data.get("capacity"),
         runs=tuple(
             tuple(RequestRecord(**dict(zip(columns, row, strict=True))) for row in run)
             for run in data["runs"]

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class FamilyVerdict:
     """The verdict on a family: fail when any metric fails, pass when all pass.
 
-    `undecided` asks for more pairs. `metrics` is empty when the measurement itself is invalid.
+    `undecided` asks for more pairs. `metrics` is empty when the measurement itself is invalid, and when
+    the candidate turned requests away: times of those that it did answer say nothing.
     """
 
     status: Verdict
@@ -62,11 +63,15 @@ def compare_runs(
 ) -> FamilyVerdict:
     """Judge validity first, then the family of `metrics` (names such as `tpot_p95_ms`).
 
+    A candidate that turned requests away which the baseline answered fails, whatever the others took.
+
     floors_ms: metric name → smallest difference that counts, over the metric's own default.
     Raises UsageError `unknown-metric` for a name that is no latency of a request.
     """
     if reason := validity.why_invalid(baseline, candidate, valid or ValidityLimits(), paired):
         return FamilyVerdict(Verdict.INVALID, reason)
+    if reason := validity.why_not_kept_up(candidate):
+        return FamilyVerdict(Verdict.FAIL, reason)
     bootstraps: dict[str, tuple[RatioDraws, Limits, float]] = {}
     for name in metrics:
         kind, percentile = latency_kind(name)

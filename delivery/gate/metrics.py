@@ -49,6 +49,7 @@ _DEFINITIONS = [
     *_latency(),
     MetricDef("schedule_delay_p50_ms", "ms", "lower", "Sender's delay, median"),
     MetricDef("request_throughput", "req/s", "higher", "Requests per second"),
+    MetricDef("request_capacity", "req/s", "higher", "Requests per second that can be sustained"),
     MetricDef("output_throughput", "tok/s", "higher", "Output tokens per second"),
     MetricDef("request_goodput", "req/s", "higher", "Requests per second within the limits"),
     MetricDef("failed_requests_ratio", "ratio", "lower", "Share of failed requests"),

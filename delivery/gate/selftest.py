@@ -142,6 +142,7 @@ def _limit_cases() -> Iterator[Case]:
 MORE_IS_BETTER = frozenset(
     {
         "request_throughput",
+        "request_capacity",
         "output_throughput",
         "request_goodput",
         "top1_agreement_ratio",

@@ -26,9 +26,25 @@ class ValidityLimits:
     min_rate_ratio: float = 0.98
 
 
-def failed_ratio(run: Run) -> float:
-    """Share of requests that ended with an error; 0 for an empty run."""
-    return sum(r.error is not None for r in run) / len(run) if run else 0.0
+_OVERLOAD = (
+    *("status 429", "status 503", "no whole answer within"),
+    *("Too Many Requests", "Service Unavailable"),  # as `vllm bench serve` writes them down
+)
+"""How the errors of requests begin that a server turned away, or left unanswered, for want of room."""
+
+
+def turned_away(run: Run) -> int:
+    """Requests that a server refused or left unanswered because it could not keep up."""
+    return sum(r.error is not None and r.error.startswith(_OVERLOAD) for r in run)
+
+
+def why_not_kept_up(runs: Sequence[Run]) -> str:
+    """What shows that a side cannot keep up with the load; empty when it answered everything."""
+    for number, run in enumerate(runs, 1):
+        if count := turned_away(run):
+            first = next(r for r in run if turned_away([r]))
+            return f"it cannot keep up: run {number} left {count} of {len(run)} requests ({first.error})"
+    return ""
 
 
 def rate_ratio(run: Run) -> float:
@@ -43,18 +59,18 @@ def rate_ratio(run: Run) -> float:
     return asked / took if took > 0 else 1.0
 
 
-def why_invalid_run(run: Run, limits: ValidityLimits) -> str:
-    """The first rule that one run breaks; empty when it is valid."""
-    failed = failed_ratio(run)
-    if failed > limits.max_failed_ratio:
-        first = next(r for r in run if r.error is not None)
-        return (
-            f"{sum(r.error is not None for r in run)} of {len(run)} requests failed "
-            f"(first, {first.id}: {first.error})"
-        )
-    done = [r for r in run if r.error is None]
-    if len(done) < limits.min_requests:
-        return f"{len(done)} requests, {limits.min_requests} are needed"
+def why_invalid_run(run: Run, limits: ValidityLimits, *, judged: bool = False) -> str:
+    """The first rule that one run breaks; empty when it is valid.
+
+    Of the side that is `judged`, requests that were turned away for want of room do not count as failed:
+    they are a loss, not a fault of the measurement (`why_not_kept_up`).
+    """
+    failed = [r for r in run if r.error is not None and not (judged and turned_away([r]))]
+    if len(failed) > limits.max_failed_ratio * len(run):
+        return f"{len(failed)} of {len(run)} requests failed (first, {failed[0].id}: {failed[0].error})"
+    asked = len(run) - len(failed)
+    if asked < limits.min_requests:
+        return f"{asked} requests, {limits.min_requests} are needed"
     delay_ms = median(r.schedule_delay_ms for r in run)
     if delay_ms > limits.max_schedule_delay_ms:
         return (
@@ -76,7 +92,7 @@ def why_lengths_differ(baseline: Run, candidate: Run) -> str:
             f"output lengths differ in {len(differ)} requests "
             f"({i}: {ours[i]} tokens against {theirs[i]} in the baseline)"
         )
-    if not theirs.keys() & ours.keys():
+    if ours and not theirs.keys() & ours.keys():
         lengths = sorted(ours.values()), sorted(theirs.values())
         return "" if lengths[0] == lengths[1] else "the sets of output lengths differ"
     return ""
@@ -90,7 +106,7 @@ def why_invalid(
         if not runs:
             return f"the {side} has no runs"
         for number, run in enumerate(runs, 1):
-            if reason := why_invalid_run(run, limits):
+            if reason := why_invalid_run(run, limits, judged=side == "candidate"):
                 return f"{side} run {number}: {reason}"
     if paired and len(baseline) != len(candidate):
         return f"{len(baseline)} baseline runs cannot be paired with {len(candidate)} candidate runs"

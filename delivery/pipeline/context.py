@@ -55,6 +55,7 @@ class RunContext(_Roles):
     seed: int
     bound: Mapping[str, tuple[Artifact, ...]]
     reporter: Reporter
+    gate: Mapping[str, Json] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: list[dict[str, str]] = field(default_factory=list)
 

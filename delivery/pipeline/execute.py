@@ -15,6 +15,7 @@ from delivery.pipeline.peak import PeakMeter
 from delivery.pipeline.refs import is_external
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from delivery.artifact import Artifact, Json
@@ -34,10 +35,13 @@ class Made:
     seconds: float
 
 
-def make(job: Job, store: Store, reporter: Reporter, *, force: bool = False) -> Made:
+def make(
+    job: Job, store: Store, reporter: Reporter, *, force: bool = False, gate: Mapping[str, Json] | None = None
+) -> Made:
     """The output of a step, made once for its cache key.
 
     Another run that does the same work is waited for. `force` does the work even if it is cached.
+    `gate` is what a check will judge by, no part of the key.
     The work folder `scratch` outlives a kill and is gone after success.
     """
     started = time.monotonic()
@@ -57,17 +61,24 @@ def make(job: Job, store: Store, reporter: Reporter, *, force: bool = False) -> 
         if force:
             shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True, exist_ok=True)
-        artifact = _run(job, parts, store, reporter, scratch)
+        artifact = _run(job, parts, store, reporter, scratch, gate or {})
         store.remember_key(key, artifact, parts)
         shutil.rmtree(scratch, ignore_errors=True)
     return Made(artifact, key, cached=False, seconds=time.monotonic() - started)
 
 
-def _run(job: Job, parts: dict[str, Json], store: Store, reporter: Reporter, scratch: Path) -> Artifact:
-    device = job.resolved_device()
+def _run(
+    job: Job,
+    parts: dict[str, Json],
+    store: Store,
+    reporter: Reporter,
+    scratch: Path,
+    gate: Mapping[str, Json],
+) -> Artifact:
+    device = job.resolved_device() if type(job.step).uses_device else "cpu"
     started = time.time()
     with store.building() as out:
-        ctx = RunContext(out, scratch, device, job.seed, job.inputs, reporter)
+        ctx = RunContext(out, scratch, device, job.seed, job.inputs, reporter, gate)
         meter = PeakMeter()
         with store.remembering():
             job.step.run(ctx)

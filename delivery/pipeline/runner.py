@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from delivery.device import resolve_device
 from delivery.errors import DeliverError, UsageError, did_you_mean, environment_error
 from delivery.pipeline.context import Reporter
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.execute import Made, make
+from delivery.pipeline.foresight import Foresight, check_stage, preflight
 from delivery.pipeline.judge import Judged, judge
 from delivery.pipeline.keys import Job
 from delivery.pipeline.partners import with_partners
@@ -69,7 +69,8 @@ def run(
     settings = Settings(
         store, display, pipeline.gate, model_name(pipeline.model), frozenset(force), render, today
     )
-    preflight(chosen, store, pipeline.device)
+    foresight = Foresight(chosen, store)
+    preflight(chosen, foresight, store, pipeline.device)
     done: dict[str, StageResult] = {}
     with store.in_use():
         log = RunLog(store)
@@ -78,6 +79,7 @@ def run(
         for stage in chosen:
             try:
                 done[stage.id] = run_stage(_job(stage, pipeline, done, store), settings, log)
+                _look_ahead(stage, chosen, done, foresight)
             except DeliverError as failure:
                 error = failure
             except (OSError, MemoryError, RuntimeError, ValueError) as failure:
@@ -85,8 +87,7 @@ def run(
                 if error is None:
                     log.event("bug", stage=stage.id, error=repr(failure))
                     raise
-            else:
-                error = done[stage.id].error
+            error = error or (done[stage.id].error if stage.id in done else None)
             log.record(run_record(done.values()), finished=False)
             if error is not None:
                 log.event("stopped", stage=stage.id, code=error.code, what=error.what, why=error.why)
@@ -116,19 +117,18 @@ def select(
     return chosen
 
 
-def preflight(stages: Sequence[Stage], store: Store, device: str | None = None) -> None:
-    """Look at every outside file that the stages will use, before the first of them works.
-
-    `device` is the pipeline's, and is looked for too; a plan may be for another machine and leaves it out.
-    Raises what a step's `external` raises for a corpus, a suite or a model that is not there, and
-    EnvironmentLacking `no-gpu`.
-    """
-    for stage in stages:
-        if device is not None and stage.step.device_matters:
-            resolve_device(stage.params.get("device") or device)
-    with store.remembering():
-        for stage in stages:
-            stage.instance().external()
+def _look_ahead(
+    stage: Stage, stages: Sequence[Stage], done: Mapping[str, StageResult], foresight: Foresight
+) -> None:
+    """Now that a stage is done, what is still ahead and takes from it knows more than before."""
+    result = done[stage.id]
+    if result.error is not None:
+        return
+    foresight.made(stage.id, result.artifact)
+    for later in stages:
+        taken = {source.stage for sources in later.sources.values() for source in sources}
+        if later.id not in done and stage.id in taken:
+            check_stage(later, foresight)
 
 
 def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
@@ -139,13 +139,13 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
     started = time.monotonic()
     job = with_partners(job, settings.store, settings.model)
     force = bool(settings.force & {job.id, EVERYTHING})
-    made = make(job, settings.store, reporter, force=force)
+    made = make(job, settings.store, reporter, force=force, gate=settings.gate)
     artifact, report, error = made.artifact, None, None
     if is_check(type(job.step)):
         judged = _judged(job, made, settings)
         if made.cached and judged.undecided:
             settings.display.line("  the kept measurement decides nothing: measuring again")
-            made = make(job, settings.store, reporter, force=True)
+            made = make(job, settings.store, reporter, force=True, gate=settings.gate)
             judged = _judged(job, made, settings)
         artifact, report, error = judged.artifact, judged.report, judged.error
     result = StageResult(

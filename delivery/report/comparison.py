@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.bench.measured import Measured, Side, snapshot
 from delivery.gate import validity
+from delivery.gate.capacity import why_too_fast
 from delivery.gate.family import FamilyVerdict, compare_runs
 from delivery.gate.limits import judge as judge_limit
 from delivery.gate.looks import ONLY, Look, looks
@@ -17,7 +18,7 @@ from delivery.gate.memory import compare_memory
 from delivery.gate.metrics import DEFAULT_FAMILY
 from delivery.gate.report import Finding, Report, Verdict, worst
 from delivery.gate.selftest import self_test
-from delivery.report import compose, latencies
+from delivery.report import compose, latencies, load
 from delivery.report.comparison_parts import Part, Reference, Settings
 from delivery.report.latencies import values_of
 
@@ -56,15 +57,23 @@ class Judge:
     def family(self) -> tuple[str, ...]:
         return tuple(self.gate.get("metrics") or DEFAULT_FAMILY)
 
+    @property
+    def rate(self) -> float | None:
+        """Requests/s that the open loop asks; None for a closed loop."""
+        found: float | None = self.data.get("offered_rate")
+        return found
+
     def report(self) -> Report:
         """Raises BaselineError when a baseline is missing and may not be made."""
         ours = self.measured.candidate
-        if reason := self._disturbed() or _invalid(ours):
-            return self._made([Part(Verdict.INVALID, findings=[Finding("error", reason)])])
+        if reason := self._disturbed() or load.why_unfair_beside(self.rate, self.measured) or _invalid(ours):
+            return self._made([_worthless(reason)])
         found = self._baseline()
         if found is not None and found.made_now:
             return self._bootstrapped(found)
         reference = self._reference(found)
+        if self.rate is not None and (reason := why_too_fast(self.rate, reference.capacity)):
+            return self._made([_worthless(reason)], reference, found)
         if found is not None and not reference.paired and self._is_itself(found):
             return self._accepted(found, reference)
         latency = self._compare(reference)
@@ -72,6 +81,7 @@ class Judge:
         told = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
         parts = [
             Part(latency.status, latencies.metrics(latency, self.settings.limit), [told]),
+            load.kept_up(self.rate, ours, reference.capacity),
             self._memory(reference.memory),
             self._targets(),
             crept,
@@ -85,6 +95,8 @@ class Judge:
     def _bootstrapped(self, found: Found) -> Report:
         """Judged without a comparison; only what passes everything else becomes the baseline."""
         current = found.baseline.current
+        if self.rate is not None and (reason := why_too_fast(self.rate, current.capacity)):
+            return self._made([_worthless(reason)], None, found)
         itself = Reference(current.runs, current.memory, paired=False, origin={})
         absolute = [self._targets(), self._self_test(itself)]
         if worst([part.verdict for part in absolute]).releases:
@@ -139,9 +151,9 @@ class Judge:
         if side is not None and (self.settings.partner_named or current is None or current.engine == partner):
             same = current is not None and current.engine == partner
             origin = known if same else {"engine": partner}
-            return Reference(side.runs, side.memory or {}, paired=True, origin=origin)
+            return Reference(side.runs, side.memory or {}, True, origin, side.capacity)
         assert current is not None
-        return Reference(current.runs, current.memory, paired=False, origin=known)
+        return Reference(current.runs, current.memory, False, known, current.capacity)
 
     # the parts
 
@@ -177,6 +189,7 @@ class Judge:
         targets = {**self.gate.get("limits", {}), **self.gate.get("slo", {})}
         side = self.measured.candidate
         values = values_of(side.runs) | {"memory_drift_ratio": (side.memory or {}).get("drift_ratio", 0.0)}
+        values |= {} if side.capacity is None else {"request_capacity": side.capacity}
         made = [judge_limit(name, values[name], targets) for name in targets if name in values]
         return Part(worst([Verdict(m.status) for m in made]), made, latencies.over_limit(made))
 
@@ -235,7 +248,7 @@ class Judge:
             check="compare",
             subject=self.inputs["engine"],
             verdict=worst([part.verdict for part in parts]),
-            metrics=tuple(latencies.merged(judged, latencies.shown(side))),
+            metrics=tuple(latencies.merged(judged, latencies.shown(side) if side.runs else [])),
             findings=(*(f for part in parts for f in part.findings), *noise),
             evidence=(MEASUREMENT, *self.measured.files()),
             details={
@@ -252,17 +265,14 @@ class Judge:
                     reserved_kv_tokens=self.data["kv_tokens"],
                     **{k: v for k, v in side.settings.items() if v not in (None, "", "auto")},
                 ),
-                "charts": [
-                    *latencies.charts_of(
-                        side,
-                        reference.runs if reference else None,
-                        reference.memory if reference else None,
-                        self.family,
-                    ),
-                    *latencies.trend(found.baseline if found else None, side, self.family),
-                ],
+                "charts": self._charts(reference, found) if side.runs else [],
             },
         )
+
+    def _charts(self, reference: Reference | None, found: Found | None) -> list[dict[str, Any]]:
+        side, known = self.measured.candidate, reference or Reference((), {}, paired=False, origin={})
+        drawn = latencies.charts_of(side, known.runs, known.memory, self.family)
+        return drawn + latencies.trend(found.baseline if found else None, side, self.family)
 
 
 def place_of(model: str, data: Mapping[str, Any]) -> Place:
@@ -271,9 +281,13 @@ def place_of(model: str, data: Mapping[str, Any]) -> Place:
     return compose.place(model, data, {**workload, "runtime": data["sides"]["candidate"]["runtime"]})
 
 
+def _worthless(reason: str) -> Part:
+    return Part(Verdict.INVALID, findings=[Finding("error", reason)])
+
+
 def _invalid(side: Side) -> str:
     limits = validity.ValidityLimits()
     for number, run in enumerate(side.runs, 1):
-        if reason := validity.why_invalid_run(run, limits):
+        if reason := validity.why_invalid_run(run, limits, judged=True):
             return f"candidate run {number}: {reason}"
     return ""

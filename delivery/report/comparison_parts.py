@@ -47,3 +47,5 @@ class Reference:
     paired: bool
     origin: Mapping[str, str]
     """Engine, commit, day and reason, for the headline."""
+    capacity: float | None = None
+    """Requests/s that it can sustain, where that was measured."""

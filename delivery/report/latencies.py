@@ -61,8 +61,8 @@ def shown(side: Side) -> list[Metric]:
     """Everything that was measured, unjudged."""
     values = values_of(side.runs)
     values |= {k: v for k, v in (side.memory or {}).items() if k in (*_PARTS, "kv_tokens", "process_bytes")}
-    if side.load_s is not None:
-        values["load_s"] = side.load_s
+    values |= {} if side.load_s is None else {"load_s": side.load_s}
+    values |= {} if side.capacity is None else {"request_capacity": side.capacity}
     return [_shown(name, value) for name, value in values.items()]
 
 
@@ -101,6 +101,8 @@ def noise_findings(runs: Runs, family: Sequence[str]) -> list[Finding]:
     out = []
     for name in family:
         kind, percentile = latency_kind(name)
+        if not all(_samples(run, kind) for run in runs):
+            continue  # a run without an answer has no percentile
         found = noise.measure([_samples(run, kind) for run in runs], percentile)
         if found.noisy:
             out.append(
@@ -128,9 +130,9 @@ def charts_of(
         out.append(charts.distribution(words.title(name).partition(",")[0], "ms", samples, percentile))
     first, percentile = latency_kind(family[0])
     title = f"{words.title(family[0])} of every run"
-    ours = [float(np.percentile(_samples(run, first), percentile)) for run in side.runs]
+    ours = [_percentile(_samples(run, first), percentile) for run in side.runs]
     if baseline and len(baseline) == len(ours):
-        theirs = [float(np.percentile(_samples(run, first), percentile)) for run in baseline]
+        theirs = [_percentile(_samples(run, first), percentile) for run in baseline]
         out.append(charts.pairs(title, "ms", theirs, ours))
     else:
         out.append(charts.bars(title, "ms", [str(i + 1) for i in range(len(ours))], {"candidate": ours}))
@@ -153,6 +155,11 @@ def trend(baseline: Baseline | None, side: Side, family: Sequence[str]) -> list[
 
 def _samples(run: Sequence[RequestRecord], kind: str) -> list[float]:
     return [v for r in run if r.error is None and (v := sample(r, kind)) is not None]
+
+
+def _percentile(samples: Sequence[float], percentile: float) -> float:
+    """0 for a run in which nothing was answered."""
+    return float(np.percentile(samples, percentile)) if samples else 0.0
 
 
 def _parts(memory: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Artifact, Kind, canonical_json, hash_file
+from delivery.bench.code import code_in_key
 from delivery.errors import UsageError
 from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
 
@@ -37,7 +38,7 @@ class Compare:
     """
 
     name: ClassVar[str] = "compare"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     makes: ClassVar[Kind] = Kind.REPORT
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton")
     device_matters: ClassVar[bool] = True
@@ -45,6 +46,7 @@ class Compare:
     engine: Input = takes(Kind.ENGINE, "The engine to judge.")
     baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
     workload: str = param("demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE")
+    rate: float = param(0.0, "Requests/s (Poisson) instead of the workload's; 0: the workload's.", at_least=0)
     runs: int = param(5, "Runs against a stored baseline; at least 5.")
     kv_tokens: int = param(
         0, "KV tokens that both sides reserve; 0: twice what the workload can hold.", at_least=0
@@ -82,7 +84,7 @@ class Compare:
         if self.results:
             return {Path(name).name: hash_file(Path(name)).sha256 for name in self.results}
         workload = self._workload()
-        found = {"workload": workload.digest}
+        found = {"workload": workload.digest} | ({} if self.runtime else code_in_key())
         if workload.trace_sha256:
             found["trace"] = workload.trace_sha256
         path = Path(self.workload)
@@ -123,9 +125,11 @@ class Compare:
             self._write(ctx, *self._imported())
             return
         from delivery.bench.paired import measure_alone, measure_pairs
-        from delivery.bench.plan import engine_options
+        from delivery.bench.plan import engine_options, offered_rate
         from delivery.bench.session import server_session, worker_session
+        from delivery.gate.metrics import DEFAULT_FAMILY
 
+        family = tuple(ctx.gate.get("metrics") or DEFAULT_FAMILY)
         workload = self._workload()
         options = {**engine_options(workload, self.kv_tokens), "seed": ctx.seed}
 
@@ -136,15 +140,18 @@ class Compare:
         with ctx.progress(f"{workload.requests} requests, runs", total, "request") as task:
             if self.runtime:
                 with server_session(self.runtime, self.runtime_name) as candidate:
-                    made = measure_alone(candidate, workload, self.runs, task)
+                    made = measure_alone(candidate, workload, self.runs, task, self.foreign_limit)
             elif ctx.has("baseline_engine"):
                 with engine("baseline_engine") as baseline, engine("engine") as candidate:
-                    made = measure_pairs(baseline, candidate, workload, self.limit, task)
+                    made = measure_pairs(
+                        baseline, candidate, workload, self.limit, task, family, self.foreign_limit
+                    )
             else:
                 with engine("engine") as candidate:
-                    made = measure_alone(candidate, workload, self.runs, task)
+                    made = measure_alone(candidate, workload, self.runs, task, self.foreign_limit)
         reserved = options["cache_max_entry_count"] * options["block_size"]
-        self._write(ctx, made, {"name": workload.name, **workload.to_json()}, reserved)
+        named = {"name": workload.name, **workload.to_json()}
+        self._write(ctx, made, named, reserved, offered_rate(workload))
 
     def _imported(self) -> tuple[Measured, dict[str, Any], int]:
         """The runs in `results`; what identifies their workload is how many tokens each request had."""
@@ -167,7 +174,14 @@ class Compare:
         digest = hashlib.sha256(canonical_json(lengths).encode()).hexdigest()
         return Measured(side), {"name": "imported", "requests": len(lengths), "lengths": digest}, 0
 
-    def _write(self, ctx: StepContext, made: Measured, workload: dict[str, Any], kv_tokens: int) -> None:
+    def _write(
+        self,
+        ctx: StepContext,
+        made: Measured,
+        workload: dict[str, Any],
+        kv_tokens: int,
+        rate: float | None = None,
+    ) -> None:
         from delivery.bench.facts import facts
 
         made.write(ctx.out)
@@ -177,6 +191,7 @@ class Compare:
             "baseline_engine": ctx.input("baseline_engine").digest if made.baseline else None,
             "workload": workload,
             "kv_tokens": kv_tokens,
+            "offered_rate": rate,
             **made.to_json(),
         }
         (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -192,7 +207,12 @@ class Compare:
             foreign_limit=self.foreign_limit,
             self_test=self.self_test,
             partner_named=self.baseline_engine is not None,
-            options={"workload": self.workload, "runtime": self.runtime, "results": self.results},
+            options={
+                "workload": self.workload,
+                "rate": self.rate or None,
+                "runtime": self.runtime,
+                "results": self.results,
+            },
         )
         inputs = {r: ctx.input(r).digest for r in ("engine", "baseline_engine") if ctx.has(r)}
         return Judge(
@@ -235,4 +255,4 @@ class Compare:
                 why="a comparison needs at least 5 runs on each side",
                 hint="--runs 5",
             )
-        return load_workload(self.workload)
+        return load_workload(self.workload).with_arrival(rate=self.rate or None)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Artifact, Kind, hash_file
-from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+from delivery.bench.code import code_in_key
+from delivery.steps.step import Input, JudgeContext, Known, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.engine import LLM
@@ -67,6 +68,10 @@ class Evaluate:
     )
 
     def external(self) -> Mapping[str, str]:
+        return {**self._asked(), **code_in_key()}
+
+    def _asked(self) -> dict[str, str]:
+        """Digests of the texts and tasks: what two measurements must have in common to be compared."""
         from delivery.corpus import digest
 
         files = [Path(t) for t in (*self.tasks, *self.harness) if t in self.tasks or Path(t).is_file()]
@@ -82,6 +87,44 @@ class Evaluate:
             from delivery.bench.harness import check_installed
 
             check_installed()
+
+    def preflight(self, inputs: Known) -> None:
+        """The tasks can be read, the corpora are there, and a window is no longer than the models allow."""
+        from delivery.bench.tasks import read_task
+        from delivery.corpus import parse
+
+        parse(self.corpus)
+        for task in self.tasks:
+            read_task(Path(task))
+        self._check_lengths(inputs)
+
+    def _check_lengths(self, inputs: Known) -> None:
+        from delivery.errors import UsageError
+        from delivery.steps.build import session_len
+        from delivery.steps.calibrate import config_of
+
+        source = config_of(outline_of(inputs, "source"))
+        built = session_len(inputs["engine"][0]) if inputs.get("engine") else None
+        limits = {
+            "the source was made for": source.max_position if source is not None else None,
+            "the engine was built for": built,
+        }
+        known = {what: length for what, length in limits.items() if length is not None}
+        if not known:
+            return
+        what = min(known, key=lambda name: known[name])
+        longest = known[what]
+        asked = {"--window-tokens": (self.window_tokens, longest)}
+        if self.bleu_prompts:
+            asked["--bleu-tokens"] = (self.bleu_tokens, longest - self.window_tokens // 2)
+        for option, (tokens, most) in asked.items():
+            if tokens > most:
+                raise UsageError(
+                    "window-too-long",
+                    f"{option} is {tokens}",
+                    why=f"{what} {longest} tokens, which leaves at most {max(0, most)}",
+                    hint=f"{option} {most}" if most > 0 else "smaller --window-tokens",
+                )
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
@@ -117,7 +160,7 @@ class Evaluate:
             **facts(ctx.device),
             "engine": ctx.input("engine").digest,
             "corpora": corpora,
-            "corpus_digests": dict(self.external()),
+            "corpus_digests": self._asked(),
             "continuations": outputs,
             "tasks": tasks,
             "layers": _layer_errors(ctx),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Artifact, Kind, hash_file
+from delivery.bench.code import code_in_key
 from delivery.errors import UsageError, did_you_mean
 from delivery.resources import resource
-from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.gate.baseline import Snapshot
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from delivery.gate.outputs.suite import Suite
     from delivery.gate.report import Finding, Metric, Report
 
+_PLANNED = ("weights_bytes", "kv_bytes", "overhead_bytes", "planned_peak_bytes", "runtime_bytes")
 _MEASUREMENT = "smoke.json"
 _KV_BLOCKS = 128
 # What holds unless the pipeline's `gate: limits:` says otherwise.
@@ -71,7 +73,11 @@ class Smoke:
     )
 
     def external(self) -> Mapping[str, str]:
-        return {path.name: hash_file(path).sha256 for path in self._paths()}
+        return {path.name: hash_file(path).sha256 for path in self._paths()} | code_in_key()
+
+    def preflight(self, inputs: Known) -> None:
+        """The suites can be read."""
+        self._read()
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
@@ -116,9 +122,6 @@ class Smoke:
         with ctx.progress("prompts", len(prompts), "prompt") as task:
             answers = ask(llm, [p.messages for _, p in prompts], [p.max_tokens for _, p in prompts])
             task.advance(len(prompts))
-        texts = [text for suite in suites for text in suite.reference]
-        with ctx.progress("reference text", len(texts), "text") as task:
-            nll, tokens = perplexity_nll(llm, texts, task.advance)
         timed = next(
             answer
             for answer, (suite, prompt) in zip(answers, prompts, strict=True)
@@ -128,6 +131,11 @@ class Smoke:
             measured["timings_ms"] = time_runs(
                 llm, timed.prompt_ids, suites[0].timing_tokens, self.runs, task.advance
             )
+        memory = watch.breakdown(llm.stats())
+        # Scoring keeps every position's logits, which serving never does.
+        texts = [text for suite in suites for text in suite.reference]
+        with ctx.progress("reference text", len(texts), "text") as task:
+            nll, tokens = perplexity_nll(llm, texts, task.advance)
         measured |= {
             "special_tokens": list(llm.core.tokenizer.special_tokens),
             "open_turns": open_turns(llm.core.tokenizer),
@@ -136,7 +144,7 @@ class Smoke:
                 for (suite, prompt), answer in zip(prompts, answers, strict=True)
             ],
             "reference": {"nll": nll, "tokens": tokens},
-            "memory": watch.breakdown(llm.stats()),
+            "memory": memory,
         }
         return answers
 
@@ -195,9 +203,7 @@ class Smoke:
         if measured["agreement"] is not None:
             same, total = (sum(part) for part in zip(*measured["agreement"], strict=True))
             out.append(judge("smoke_greedy_agreement_ratio", same / total if total else 0.0, limits))
-        planned = sum(
-            memory[k] for k in ("weights_bytes", "kv_bytes", "overhead_bytes", "planned_peak_bytes")
-        )
+        planned = sum(memory.get(part, 0.0) for part in _PLANNED)
         bounds = dict(limits)
         if measured["device"]["kind"] == "cuda":
             bounds.setdefault(

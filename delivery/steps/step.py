@@ -12,10 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from delivery.artifact import Artifact, Digests, Json, Kind
+
+if TYPE_CHECKING:
+    from delivery.checkpoint.outline import Outline
 
 Severity = Literal["info", "warning", "error"]
 Direction = Literal["lower", "higher", "both"]
@@ -100,6 +104,8 @@ class StepContext(Protocol):
     """Survives a kill; keyed by the cache key and locked: per-layer resume lives here."""
     device: str
     seed: int
+    gate: Mapping[str, Json]
+    """What a check's measurement will be judged by; read only to know when enough was measured."""
 
     def input(self, role: str) -> Artifact: ...
     def inputs(self, role: str) -> list[Artifact]: ...
@@ -132,6 +138,42 @@ class JudgeContext(Protocol):
     def has(self, role: str) -> bool: ...
 
 
+class Ahead:
+    """An input as far as it is known before the step runs, which may be before the input is there.
+
+    step: name of the step that makes it. params: what that step is told. path: its folder; None while it
+    is not there.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        params: Mapping[str, Any],
+        path: Path | None = None,
+        foretell: Callable[[], Outline | None] = lambda: None,
+    ) -> None:
+        self.step = step
+        self.params = params
+        self.path = path
+        self._foretell = foretell
+
+    @cached_property
+    def outline(self) -> Outline | None:
+        """Config and headers of a checkpoint, as it lies there or as its step foretells it.
+
+        None where they are not known yet. Raises what opening a checkpoint raises.
+        """
+        if self.path is not None:
+            from delivery.checkpoint import Checkpoint
+
+            return Checkpoint.open(self.path)
+        return self._foretell()
+
+
+# Role → what is known of its artifacts; a role that is bound to nothing is missing.
+Known = Mapping[str, Sequence[Ahead]]
+
+
 class PartnerContext(Protocol):
     """What a step may look at to name further inputs; `inputs` are digests of those it was given."""
 
@@ -158,11 +200,24 @@ class Step(Protocol):
     """Whether the output depends on the class of the device (default no)."""
     seed_matters: ClassVar[bool]
     """Whether the output depends on the pipeline's seed (default yes)."""
+    uses_device: ClassVar[bool]
+    """Whether it computes on the device at all (default yes)."""
 
     def run(self, ctx: StepContext) -> None: ...
 
     def check(self) -> None:
-        """Raise UsageError for values that cannot work, before anything runs. Without torch, in no time."""
+        """Raise UsageError for values that cannot work whatever the inputs are. Without torch, in no time."""
+
+    def preflight(self, inputs: Known) -> None:
+        """Raise for values that cannot work with these inputs, as far as those are known.
+
+        Called before anything of a run is computed, again when an input that was not known has been made,
+        and when the step is run alone. From configs and headers only; no weight is read.
+        """
+
+    def outline(self, inputs: Known) -> Outline | None:
+        """What the checkpoint that the step makes will hold; None where that is not known. Without torch."""
+        ...
 
     def external(self) -> Mapping[str, str]:
         """Name → SHA-256 of every outside file or text that shapes the output."""
@@ -172,7 +227,7 @@ class Step(Protocol):
         """Role → digest of what an optional role left open would best be, where the store has it."""
         ...
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
         """Peak memory foretold from config and headers alone, without torch; None when unknown."""
         ...
 
@@ -212,19 +267,34 @@ def step(cls: type[T]) -> type[T]:
         ("libraries", ()),
         ("device_matters", False),
         ("seed_matters", True),
+        ("uses_device", True),
     ):
         if not hasattr(cls, name):
             setattr(cls, name, value)
-    if not hasattr(cls, "check"):
-        cls.check = lambda self: None  # type: ignore[attr-defined]
-    if not hasattr(cls, "external"):
-        cls.external = lambda self: {}  # type: ignore[attr-defined]
-    if not hasattr(cls, "partners"):
-        cls.partners = lambda self, ctx: {}  # type: ignore[attr-defined]
-    if not hasattr(cls, "predict_peak_bytes"):
-        cls.predict_peak_bytes = lambda self, inputs: None  # type: ignore[attr-defined]
+    for name, method in (
+        ("check", lambda self: None),
+        ("preflight", lambda self, inputs: None),
+        ("outline", lambda self, inputs: None),
+        ("external", lambda self: {}),
+        ("partners", lambda self, ctx: {}),
+        ("predict_peak_bytes", lambda self, inputs: None),
+    ):
+        if not hasattr(cls, name):
+            setattr(cls, name, method)
     fields_of(cls)
     return cls
+
+
+def outline_of(inputs: Known, role: str) -> Outline | None:
+    """The outline of the one checkpoint in a role; None where it is not bound or not known."""
+    found = inputs.get(role, ())
+    return found[0].outline if found else None
+
+
+def path_of(inputs: Known, role: str) -> Path | None:
+    """The folder of the one artifact in a role; None where it is not bound or not there."""
+    found = inputs.get(role, ())
+    return found[0].path if found else None
 
 
 def is_check(cls: type[Any]) -> bool:

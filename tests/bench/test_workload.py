@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from delivery.bench import load_workload, workload_names
-from delivery.bench.plan import arrivals, plan, warmup_plan
+from delivery.bench.plan import arrivals, offered_rate, plan, probe_levels, probe_plan, warmup_plan
 from delivery.bench.words import WORDS
 from delivery.bench.workload import Arrival, parse_workload
 from delivery.errors import DataError, UsageError
@@ -150,8 +150,48 @@ def test_an_unknown_workload_gets_a_suggestion():
 
 def test_the_arrival_can_be_replaced():
     workload = made()
-    assert workload.with_arrival(rate=3.0).arrival == Arrival(kind="poisson", concurrency=4, rate=3.0)
+    assert workload.with_arrival(rate=3.0).arrival == Arrival(kind="poisson", rate=3.0)
+    assert load_workload("ramp").with_arrival(rate=3.0).arrival == Arrival(kind="poisson", rate=3.0)
     assert workload.with_arrival(concurrency=7).arrival.concurrency == 7
     assert workload.with_arrival() is workload
     with pytest.raises(UsageError, match="exclude each other"):
         workload.with_arrival(rate=1.0, concurrency=1)
+
+
+def test_a_probe_is_a_closed_loop_with_every_kind_in_its_share_and_tokens_of_its_own():
+    workload = load_workload("mixed")
+    load = probe_plan(workload, 64)
+    assert load.concurrency == 64
+    assert all(r.due_s is None for r in load.requests)
+    lengths = [r.prompt_tokens for r in load.requests]
+    assert len(lengths) == 128
+    assert [sum(low <= n <= high for n in lengths) for low, high in ((8, 31), (32, 256), (257, 1024))] == [
+        77,
+        38,
+        13,
+    ]
+    whole = [r.output_tokens for r in plan(workload).requests]
+    assert np.mean([r.output_tokens for r in load.requests]) == pytest.approx(np.mean(whole), rel=0.02)
+    assert lengths != sorted(lengths)
+    assert {r.numbers for r in load.requests}.isdisjoint(r.numbers for r in plan(workload).requests)
+
+
+@pytest.mark.parametrize(
+    ("requests", "levels"), [(1, (1,)), (40, (20,)), (130, (64,)), (256, (64, 128)), (600, (64, 128, 256))]
+)
+def test_as_many_are_in_flight_in_a_probe_as_half_of_the_requests(requests, levels):
+    assert probe_levels(made(requests=requests)) == levels
+
+
+def test_what_an_open_loop_asks_where_it_asks_most(tmp_path):
+    assert offered_rate(made()) is None
+    assert offered_rate(load_workload("mixed")) == 8.0
+    assert offered_rate(load_workload("ramp")) == 16.0
+    assert offered_rate(made(arrival={"kind": "ramp", "rate": 9, "rate_end": 2})) == 9.0
+    path = tmp_path / "trace.jsonl"
+    due = [float(i) for i in range(20)] + [20 + i / 4 for i in range(20)]
+    rows = [{"timestamp_s": t, "prompt_tokens": 2, "output_tokens": 2} for t in due]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    shape = {"kind": "trace", "file": str(path)}
+    traced = made(requests=0, shape=shape, arrival={"kind": "trace", "speed": 2.0})
+    assert offered_rate(traced) == pytest.approx(8.0)

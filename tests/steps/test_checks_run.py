@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from delivery.artifact import Artifact, Kind, Manifest, hash_tree
+from delivery.bench.code import engine_code
 from delivery.bench.run import BenchOptions, run_bench
 from delivery.errors import DataError, UsageError
 from delivery.gate import Verdict
@@ -97,7 +98,7 @@ def suite(tmp_path):
 def test_smoke_measures_and_judges(tmp_path, tiny_checkpoint, suite):
     ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
     step = Smoke(suites=(str(suite),), runs=3)
-    assert set(step.external()) == {"tiny.yaml"}
+    assert set(step.external()) == {"tiny.yaml", "engine code"}
     step.run(ctx)
     report = step.judge(ctx)
     render(report, ctx.out)
@@ -175,7 +176,7 @@ def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint
     spans = data["corpora"]["corpus.txt"]
     assert spans["early"]["tokens"] == 2 * 128
     assert spans["late"]["tokens"] == 2 * 31
-    assert data["corpus_digests"] == step.external()
+    assert {**data["corpus_digests"], "engine code": engine_code()} == step.external()
     ctx.gate["limits"] = {"perplexity": 2.0}
     limited = step.judge(ctx)
     assert limited.verdict is Verdict.FAIL

@@ -10,6 +10,7 @@ import pytest
 from delivery.artifact import Artifact, Kind, Manifest
 from delivery.bench.disturbance import Disturbance
 from delivery.bench.measured import Measured, Side, snapshot
+from delivery.bench.plan import offered_rate
 from delivery.bench.workload import load_workload
 from delivery.device import DeviceFingerprint
 from delivery.errors import BaselineError, UsageError
@@ -64,6 +65,7 @@ def judged(tmp_path):
     def judge(
         candidate, baseline=None, *, gate=None, engine="e1", cores=2, digest=None, partner="b" * 64, **params
     ):
+        asked = WORKLOAD.with_arrival(rate=params.get("rate"))
         folder = tmp_path / f"measurement-{engine}-{digest}"
         folder.mkdir(exist_ok=True)
         made = Measured(candidate, baseline)
@@ -75,8 +77,9 @@ def judged(tmp_path):
             "versions": {"deliver": "0", "torch": "2"},
             "engine": engine * 20,
             "baseline_engine": partner if baseline else None,
-            "workload": {"name": "demo", **WORKLOAD.to_json()},
+            "workload": {"name": "demo", **asked.to_json()},
             "kv_tokens": 1024,
+            "offered_rate": offered_rate(asked),
             **made.to_json(),
         }
         (folder / MEASUREMENT).write_text(json.dumps(data))
@@ -99,7 +102,7 @@ def judged(tmp_path):
     return judge
 
 
-def commit(judged, candidate, *, released=False, engine="old", reason="accepted"):
+def commit(judged, candidate, *, released=False, engine="old", reason="accepted", rate=None):
     """What `deliver baseline update` does with a measurement."""
     device = DeviceFingerprint("cpu", "Test CPU", cores=2)
     data = {
@@ -107,7 +110,7 @@ def commit(judged, candidate, *, released=False, engine="old", reason="accepted"
         "device_slug": device.slug,
         "versions": {},
         "engine": engine * 20,
-        "workload": {"name": "demo", **WORKLOAD.to_json()},
+        "workload": {"name": "demo", **WORKLOAD.with_arrival(rate=rate).to_json()},
         "sides": {"candidate": {"runtime": candidate.runtime}},
     }
     place = place_of("demo", data)

@@ -1,0 +1,60 @@
+"""The load of a comparison in its report: whether it was fair to the baseline, and who could keep up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delivery.gate.capacity import why_too_fast
+from delivery.gate.metrics import definition
+from delivery.gate.report import Finding, Metric, Verdict
+from delivery.gate.validity import turned_away
+from delivery.report.comparison_parts import Part
+
+if TYPE_CHECKING:
+    from delivery.bench.measured import Measured, Side
+
+
+def why_unfair_beside(rate: float | None, measured: Measured) -> str:
+    """Why an open loop asked too much of the engine that ran beside the candidate; empty otherwise."""
+    if rate is None or measured.baseline is None:
+        return ""
+    return why_too_fast(rate, measured.baseline.capacity)
+
+
+def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
+    """Whether the candidate bears the load. rate: None in a closed loop. baseline: its requests/s."""
+    metrics = _turned_away(side)
+    if rate is None:
+        return Part(Verdict.FAIL if metrics else Verdict.PASS, metrics)
+    if side.capacity is None:
+        told = "how many requests/s the candidate can sustain was not seen: the probe was disturbed or failed"
+        return Part(Verdict.INVALID, metrics, [Finding("error", told)])
+    status = Verdict.PASS if side.capacity >= rate else Verdict.FAIL
+    about = definition("request_capacity")
+    metrics.append(
+        Metric(
+            about.name,
+            side.capacity,
+            about.unit,
+            about.direction,
+            limit=rate,
+            status=status.value,
+            baseline=baseline,
+        )
+    )
+    if status is Verdict.FAIL:
+        told = f"the candidate cannot keep up with {rate:.3g} requests/s: it can sustain {side.capacity:.3g}"
+        return Part(status, metrics, [Finding("error", told)])
+    fair = f", {rate / baseline:.0%} of what the baseline can sustain" if baseline else ""
+    told = f"the load was {rate:.3g} requests/s{fair}"
+    return Part(Verdict.FAIL if len(metrics) > 1 else status, metrics, [Finding("info", told)])
+
+
+def _turned_away(side: Side) -> list[Metric]:
+    """The share of requests that the candidate turned away, as a failure; nothing when there are none."""
+    asked = sum(map(len, side.runs))
+    lost = sum(map(turned_away, side.runs))
+    if not lost:
+        return []
+    about = definition("failed_requests_ratio")
+    return [Metric(about.name, lost / asked, about.unit, about.direction, limit=0.0, status=Verdict.FAIL)]
