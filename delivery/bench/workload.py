@@ -98,7 +98,10 @@ class Workload:
         return Path(self.folder) / self.shape.file
 
     def with_arrival(self, *, rate: float | None = None, concurrency: int | None = None) -> Workload:
-        """The same requests at one rate (Poisson, unless evenly before) or concurrency. Raises UsageError `bad-workload`."""
+        """The same requests at one rate (Poisson, unless evenly spaced) or concurrency.
+
+        Raises UsageError `bad-workload`.
+        """
         if rate is not None and concurrency is not None:
             raise UsageError(
                 "bad-workload",
