@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from delivery.checkpoint.header import Region
 from delivery.checkpoint.layouts import layout_for
+from delivery.checkpoint.outline import Foretold, Outline
 from delivery.checkpoint.pieces import Piece, same
-from delivery.checkpoint.source import Source
+from delivery.checkpoint.source import Headed, Source
 from delivery.checkpoint.tokenizer_files import made_tokenizer
 from delivery.errors import DataError
 from delivery.model.families import family_for
@@ -73,6 +74,21 @@ class Canonical:
     def names(self) -> set[str]:
         """Names of all tensors to be written, but that a tied head may fall away."""
         return {piece.name for piece in self._pieces()}
+
+    def outline(self) -> Outline | None:
+        """What will be written, from headers alone; None where the source's tensors have none.
+
+        A head that is equal to the embedding counts, though it will be left out.
+        """
+        source = self.source
+        if not isinstance(source, Headed):
+            return None
+        pieces = {piece.name: piece for piece in self._pieces()}
+
+        def shape(name: str) -> tuple[int, ...]:
+            return pieces[name].shape(source.shape(pieces[name].source))
+
+        return Foretold(self.config, pieces, shape, self.size_bytes)
 
     def files(self) -> Mapping[str, Path | bytes]:
         """What travels beside the weights, with a `tokenizer.json` where the source has none."""

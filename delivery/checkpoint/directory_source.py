@@ -30,6 +30,9 @@ class DirectorySource:
     def tensor(self, name: str) -> torch.Tensor:
         return self.checkpoint.tensor(name)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.checkpoint.shape(name)
+
     def region(self, name: str) -> Region:
         return self.checkpoint.region(name)
 

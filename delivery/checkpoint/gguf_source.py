@@ -57,6 +57,10 @@ class GgufSource:
             self._last = (piece.source, as_torch(self._file.read(piece.source)))
         return piece.take(self._last[1]).to(getattr(torch, self.dtype))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        piece = self._pieces[name]
+        return piece.shape(self._file.tensors[piece.source].shape)
+
     def region(self, name: str) -> None:
         return None
 

@@ -21,3 +21,11 @@ class Piece:
     name: str
     source: str
     take: Callable[[torch.Tensor], torch.Tensor] = same
+
+    def shape(self, source: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensor's shape, for the shape of its source."""
+        if self.take is same:
+            return source
+        import torch
+
+        return tuple(self.take(torch.empty(source, device="meta")).shape)

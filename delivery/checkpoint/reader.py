@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from delivery.checkpoint.directory import GENERATION_CONFIG, read_config, read_json, read_tensors
 from delivery.checkpoint.header import Region, TensorInfo
 from delivery.checkpoint.layouts import family_of
+from delivery.checkpoint.outline import quantization_of
 from delivery.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -49,10 +50,7 @@ class Checkpoint:
     @property
     def quantization(self) -> dict[str, Any] | None:
         """The config's `quantization_config` (or that of its language tower); None for plain weights."""
-        found = self.config.get("quantization_config")
-        if found is None and isinstance(self.config.get("text_config"), dict):
-            found = self.config["text_config"].get("quantization_config")
-        return found if isinstance(found, dict) else None
+        return quantization_of(self.config)
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, in the order of their data."""
@@ -71,6 +69,10 @@ class Checkpoint:
                 hint=did_you_mean(name, self._tensors) if self._tensors else "",
             )
         return self._tensors[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises as `info`."""
+        return self.info(name).shape
 
     def size_bytes(self) -> int:
         """Bytes of all tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from delivery.checkpoint.header import Region
 from delivery.errors import UsageError, did_you_mean
@@ -49,6 +49,13 @@ class Source(Protocol):
     def peak_bytes(self) -> int:
         """Most memory that one tensor takes while it is read, made into what is written, and written."""
         ...
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A source that knows the shapes of its tensors without reading them."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
 
 def detect_format(path: Path) -> str:

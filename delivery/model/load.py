@@ -11,15 +11,14 @@ import torch
 from delivery.errors import DataError
 from delivery.model.config import ModelConfig
 from delivery.model.families import family_for, family_named
-from delivery.model.families.family import Family, Part
+from delivery.model.families.family import Part
+from delivery.model.stored import Names, find_root, holds, stored_part
 from delivery.model.weights import BlockWeights, Linear, Norm
 from delivery.qtensor import Outliers, QTensor
 
 
-class WeightSource(Protocol):
+class WeightSource(Names, Protocol):
     """Where weights come from; `delivery.checkpoint.Checkpoint` is one, `StateDict` another."""
-
-    def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str, device: Any = "cpu") -> torch.Tensor: ...
 
@@ -104,44 +103,12 @@ def load_ends(
     reader = _Reader(source, root, device, dtype)
     table = reader.weight(f"{root}.{family.embed}")
     norm = reader.norm(f"{root}.{family.norm}", config.rms_eps, config.norm_plus_one)
-    stored = next((h for h in family.heads if _holds(source, h)), None)
+    stored = next((h for h in family.heads if holds(source, h)), None)
     if stored is None:
         name = f"{root}.{family.embed}"
         return Ends(_float(table, dtype), norm, Linear(name, table), tied=True)
     bias = reader.bias(stored)
     return Ends(_float(table, dtype), norm, Linear(stored, reader.weight(stored), bias), tied=False)
-
-
-def find_root(source: WeightSource, family: Family) -> str:
-    """The prefix under which the text model's tensors stand, found by the embedding table.
-
-    Raises DataError `missing-weight`.
-    """
-    for root in family.roots:
-        if _holds(source, f"{root}.{family.embed}"):
-            return root
-    raise DataError(
-        "missing-weight",
-        f"the checkpoint has no embedding table of a {family.name} model",
-        why=f"looked for {', '.join(f'{root}.{family.embed}.weight' for root in family.roots)}",
-        hint="deliver inspect on the checkpoint; is its `architectures` right?",
-    )
-
-
-def stored_part(source: WeightSource, root: str, part: Part) -> Part:
-    """The part, or its alternative where only that is stored."""
-    other = part.alternative
-    if other is None or _holds(source, f"{root}.{part.prefix}"):
-        return part
-    there = f"{root}.{other.prefix}"
-    return other if source.has(there) or _holds(source, there) else part
-
-
-_SUFFIXES = ("weight", "qweight", "weight_packed")
-
-
-def _holds(source: WeightSource, prefix: str) -> bool:
-    return any(source.has(f"{prefix}.{suffix}") for suffix in _SUFFIXES)
 
 
 def _float(weight: torch.Tensor | QTensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -173,7 +140,7 @@ class _Reader:
 
     def weight(self, prefix: str) -> torch.Tensor | QTensor:
         if prefix not in self.read:
-            if not _holds(self.source, prefix):
+            if not holds(self.source, prefix):
                 raise _missing(f"{prefix}.weight")
             weight = self.source.weight(prefix, self.device)
             cast = isinstance(weight, torch.Tensor) and self.dtype is not None

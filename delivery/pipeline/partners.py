@@ -36,7 +36,7 @@ class Surroundings:
 def with_partners(job: Job, store: Store, model: str) -> Job:
     """The job with roles bound that were left open and whose artifact the step names and the store has."""
     open_roles = {f.name for f in fields_of(type(job.step)) if f.is_input} - set(job.inputs)
-    if not open_roles:
+    if not open_roles or not type(job.step).uses_device:
         return job
     around = Surroundings(
         model,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from delivery.artifact import Artifact, Kind
+from delivery.artifact import Artifact
 from delivery.errors import DeliverError
 from delivery.pipeline.events import latest_steps
+from delivery.pipeline.foresight import Foresight, lacking_device, preflight
 from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
 from delivery.pipeline.partners import with_partners
 from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import size
-from delivery.pipeline.runner import EVERYTHING, model_name, preflight, select
+from delivery.pipeline.runner import EVERYTHING, model_name, select
 from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from delivery.artifact import Json
     from delivery.pipeline.spec import Pipeline, Stage
@@ -35,6 +35,8 @@ class PlanRow:
     why: str
     artifact: str
     predicted_peak_bytes: int | None
+    lacks: str = ""
+    """What this machine has not and the stage needs."""
 
     def to_json(self) -> dict[str, Json]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -57,11 +59,13 @@ def plan(
     before = latest_steps(store)
     rows = []
     chosen = select(pipeline, stages, until, force)
-    preflight(chosen, store)
+    foresight = Foresight(chosen, store)
+    preflight(chosen, foresight, store)
     for stage in chosen:
-        row, artifact = _row(stage, pipeline, store, known, before, set(force))
+        row, artifact = _row(stage, pipeline, store, known, before, set(force), foresight)
         if artifact is not None:
             known[stage.id] = artifact
+            foresight.made(stage.id, artifact)
         rows.append(row)
     return tuple(rows)
 
@@ -70,10 +74,15 @@ def table(rows: Sequence[PlanRow]) -> str:
     """The plan in aligned columns."""
     cells = [("stage", "step", "status", "peak", "artifact", "why")]
     cells += [
-        (r.id, r.step, r.status, size(r.predicted_peak_bytes) or "?", short(r.artifact), r.why) for r in rows
+        (r.id, r.step, r.status, size(r.predicted_peak_bytes) or "?", short(r.artifact), _why(r))
+        for r in rows
     ]
     widths = [max(len(c[i]) for c in cells) for i in range(6)]
     return "\n".join("  ".join(t.ljust(w) for t, w in zip(c, widths, strict=True)).rstrip() for c in cells)
+
+
+def _why(row: PlanRow) -> str:
+    return f"{row.why}; needs {row.lacks}, which is not here" if row.lacks else row.why
 
 
 def _row(
@@ -83,9 +92,14 @@ def _row(
     known: Mapping[str, Artifact],
     before: Mapping[str, Mapping[str, Json]],
     force: set[str],
+    foresight: Foresight,
 ) -> tuple[PlanRow, Artifact | None]:
     inputs, missing = _inputs(stage, store, known)
-    peak = _peak(stage, inputs, known)
+    peak = _peak(stage, foresight)
+    if lacking_device(stage, pipeline.device) is not None:
+        # Which device it would be decides what is cached, so nothing is known of that.
+        why = f"after {', '.join(missing)}" if missing else "unknown without its device"
+        return replace(_run_row(stage, why, peak), lacks="a GPU"), None
     if missing:
         return _run_row(stage, f"after {', '.join(missing)}", peak), None
     if force & {stage.id, EVERYTHING}:
@@ -126,17 +140,10 @@ def _inputs(
     return inputs, list(dict.fromkeys(missing))
 
 
-def _peak(
-    stage: Stage, inputs: Mapping[str, tuple[Artifact, ...]], known: Mapping[str, Artifact]
-) -> int | None:
-    """What the step foretells. For a checkpoint not made yet, the newest one that is there stands in."""
-    paths: dict[str, Path] = {role: found[0].path for role, found in inputs.items() if found}
-    checkpoints = [a for a in known.values() if a.kind == Kind.CHECKPOINT]
-    for field in fields_of(stage.step):
-        if field.is_input and field.metadata["kind"] == Kind.CHECKPOINT and checkpoints:
-            paths.setdefault(field.name, checkpoints[-1].path)
+def _peak(stage: Stage, foresight: Foresight) -> int | None:
+    """What the step foretells."""
     try:
-        foretold: int | None = stage.instance().predict_peak_bytes(paths)
+        foretold: int | None = stage.instance().predict_peak_bytes(foresight.inputs(stage))
     except (DeliverError, OSError, LookupError):
         return None  # not known before what it depends on is there
     return foretold

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delivery.artifact import MANIFEST, Artifact, read_artifact
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.export import check_target, export
+from delivery.pipeline.foresight import all_known
 from delivery.pipeline.keys import Job
 from delivery.pipeline.refs import is_external, resolve
 from delivery.pipeline.result import StageResult, run_record
@@ -44,6 +45,7 @@ def run_step(
     if out is not None:
         check_target(out)
     inputs = resolve_inputs(step, store)
+    step.preflight(all_known(inputs))
     job = Job(type(step).name, step, inputs, device, seed)
     with store.in_use():
         settings = Settings(

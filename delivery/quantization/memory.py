@@ -40,6 +40,15 @@ def predict_peak_bytes(
     return total * _FLOAT + table + (_RUNTIME_BYTES if device == "cpu" else 0)
 
 
+def quantized_bytes(config: ModelConfig, size_bytes: int, bits: int) -> int:
+    """About what a checkpoint of `size_bytes` takes with its decoder's weights at `bits` and scales."""
+    features = max(size * count for size, count in _mlps(config))
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    weights = config.num_layers * config.hidden_size * (heads * config.head_dim + 3 * features)
+    width = 4 if config.dtype == "float32" else 2
+    return max(0, size_bytes - weights * width) + weights * (bits + 1) // 8
+
+
 def peak_bytes(device: str) -> int | None:
     """The highest memory so far: of the process on a CPU, of torch's allocator on a GPU; None if unknown."""
     if device.startswith("cuda"):

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from delivery.errors import UsageError, did_you_mean
+from delivery.errors import UsageError
 from delivery.model.families import family_named
-from delivery.model.load import find_root, stored_part
+from delivery.model.stored import find_root, stored_part
 from delivery.quantization.driver import Planned
 from delivery.quantization.eight_bit import BLOCK
 from delivery.quantization.group_size import GroupSizes, common_group_size, fit_group_size
 from delivery.quantization.inputs import is_router, kind_of
 from delivery.quantization.options import Options
+from delivery.quantization.patterns import SKIP, matches, refuse_unused
 from delivery.quantization.scheme import Scheme, load_scheme
-from delivery.quantization.schemes import scheme_names
 
 if TYPE_CHECKING:
     from delivery.model.config import ModelConfig
     from delivery.model.families.family import Part
-    from delivery.model.load import WeightSource
+    from delivery.model.stored import Names
     from delivery.qtensor import QTensor
 
-SKIP = "skip"
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 
 
@@ -112,7 +110,7 @@ class Wishes:
 
 
 def make_plan(
-    config: ModelConfig, source: WeightSource, shape: Callable[[str], tuple[int, ...]], wishes: Wishes
+    config: ModelConfig, source: Names, shape: Callable[[str], tuple[int, ...]], wishes: Wishes
 ) -> ModelPlan:
     """The plan for a checkpoint, from its config and headers.
 
@@ -142,27 +140,6 @@ def make_plan(
     known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
     others = [n.removesuffix(".weight") for n in wishes.weights if n.endswith(".weight")]
     return ModelPlan(tuple(_agreeing(targets)), (*heads, *(o for o in others if o not in known)))
-
-
-def parse_recipe(text: str) -> dict[str, str]:
-    """`*.down_proj=w8a16,*.layers.0.*=skip` → pattern → scheme. Raises UsageError `recipe`."""
-    recipe = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        pattern, equals, scheme = part.rpartition("=")
-        if not equals or not pattern or scheme not in (*scheme_names(), SKIP):
-            raise UsageError(
-                "recipe",
-                f"{part!r} in the recipe is not understood",
-                why="expected PATTERN=SCHEME or PATTERN=skip",
-                hint=did_you_mean(scheme, (*scheme_names(), SKIP)),
-            )
-        recipe[pattern] = scheme
-    return recipe
-
-
-def matches(pattern: str, name: str, prefix: str) -> bool:
-    """Whether a pattern (with * and ?) names a layer: by checkpoint prefix, or by canonical name."""
-    return fnmatchcase(prefix, pattern) or fnmatchcase(name, pattern)
 
 
 def _decide(
@@ -213,14 +190,7 @@ def _agreeing(targets: list[Target]) -> list[Target]:
 
 def _check_patterns(wishes: Wishes, used: set[str], targets: list[Target]) -> None:
     unused = [p for p in (*wishes.recipe, *wishes.skip) if p not in used]
-    if unused:
-        example = next((t.stored for t in targets), "")
-        raise UsageError(
-            "recipe",
-            f"pattern {unused[0]!r} matches no linear layer",
-            why=f"layers are called like {example}",
-            hint="use * for any part of a name",
-        )
+    refuse_unused(unused, [t.stored for t in targets])
     if all(t.planned is None for t in targets):
         raise UsageError(
             "nothing-to-quantise",
@@ -231,7 +201,7 @@ def _check_patterns(wishes: Wishes, used: set[str], targets: list[Target]) -> No
 
 
 def _shape(
-    part: Part, prefix: str, source: WeightSource, shape: Callable[[str], tuple[int, ...]]
+    part: Part, prefix: str, source: Names, shape: Callable[[str], tuple[int, ...]]
 ) -> tuple[int, int]:
     if part.expert is not None:
         stacked = shape(prefix)[1:]

@@ -17,7 +17,7 @@ from delivery.quantization.resume import LayerStore
 from delivery.quantization.running import in_dtype
 
 if TYPE_CHECKING:
-    from delivery.checkpoint import Checkpoint
+    from delivery.checkpoint.outline import Outline
     from delivery.model import ModelConfig
     from delivery.quantization.stream import Stream
 
@@ -131,7 +131,7 @@ def layers_report(store: LayerStore, layers: int) -> LayersReport:
 
 
 def plan_for_format(
-    checkpoint: Checkpoint,
+    checkpoint: Outline,
     config: ModelConfig,
     wishes: Wishes,
     format_module: Any,
@@ -142,10 +142,7 @@ def plan_for_format(
     The second is tried only where the user asked for one size himself; what the format then still
     refuses is left to `check_export` to say.
     """
-
-    def shape(name: str) -> tuple[int, ...]:
-        return checkpoint.info(name).shape
-
+    shape = checkpoint.shape
     wishes = replace(wishes, weights=tuple(n for n in checkpoint.names() if len(shape(n)) == 2))
     plan = make_plan(config, checkpoint, shape, wishes)
     if not wishes.options.group_sizes.uniform or _fits(plan, wishes, format_module, kv):

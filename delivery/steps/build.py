@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from delivery.artifact import Kind
-from delivery.steps.step import Input, StepContext, param, step, takes
+from delivery.steps.step import Ahead, Input, Known, StepContext, outline_of, param, step, takes
 
 _RUNTIME_BYTES = 450_000_000
 """Python with torch and numba, before a weight is read (measured)."""
@@ -72,14 +72,28 @@ class Build:
                 f"sessions hold {plan['max_model_len']} tokens; the model's {wanted} do not fit",
             )
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
-        """The packed weights twice over for one block, and the rest once: blocks are packed one by one."""
-        path = inputs.get("checkpoint")
-        if path is None or not (path / "config.json").is_file():
-            return None
-        from delivery.checkpoint import Checkpoint
+    def check(self) -> None:
+        from delivery.engine.options import EngineOptions
 
-        return _RUNTIME_BYTES + 2 * Checkpoint.open(path).size_bytes()
+        EngineOptions.of(self._options())
+
+    def preflight(self, inputs: Known) -> None:
+        from delivery.errors import UsageError
+        from delivery.steps.calibrate import config_of
+
+        config = config_of(outline_of(inputs, "checkpoint"))
+        if config is not None and self.max_session_len > config.max_position:
+            raise UsageError(
+                "session-too-long",
+                f"--max-session-len {self.max_session_len} is more than the model was made for",
+                why=f"its config states max_position_embeddings {config.max_position}",
+                hint=f"--max-session-len {config.max_position}",
+            )
+
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
+        """The packed weights twice over for one block, and the rest once: blocks are packed one by one."""
+        outline = outline_of(inputs, "checkpoint")
+        return None if outline is None else _RUNTIME_BYTES + 2 * outline.size_bytes()
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -100,3 +114,11 @@ class Build:
         from delivery.model import load_config
 
         return load_config(Checkpoint.open(checkpoint).config).num_layers
+
+
+def session_len(engine: Ahead) -> int | None:
+    """Input plus output tokens that an engine holds; of one to come, what build is told. None if unknown."""
+    if engine.path is None:
+        return engine.params.get("max_session_len") or None
+    about = engine.path / "engine.json"
+    return json.loads(about.read_text("utf-8")).get("max_model_len") if about.is_file() else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
-from delivery.steps.step import Input, StepContext, param, step, takes
+from delivery.steps.step import Input, Known, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.checkpoint import Checkpoint
+    from delivery.checkpoint.outline import Outline
     from delivery.corpus import Rendered
     from delivery.model import ModelConfig
     from delivery.steps.step import Task
@@ -78,10 +78,13 @@ class Calibrate:
 
         return digest(self.corpus)
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+    def preflight(self, inputs: Known) -> None:
+        config_of(outline_of(inputs, "checkpoint"))
+
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
         from delivery.quantization.memory import predict_peak_bytes
 
-        config = config_of(inputs.get("checkpoint"))
+        config = config_of(outline_of(inputs, "checkpoint"))
         if config is None:
             return None
         length = min(self.sequence_length, config.max_position)
@@ -162,15 +165,11 @@ class Calibrate:
         return notes
 
 
-def config_of(checkpoint: Path | None) -> ModelConfig | None:
-    """The config of a checkpoint directory, without torch; None where it is not there yet."""
-    from delivery.checkpoint.directory import read_config
+def config_of(outline: Outline | None) -> ModelConfig | None:
+    """The config of a checkpoint, without torch; None where nothing is known of it yet."""
     from delivery.model.families import family_for
 
-    if checkpoint is None or not (checkpoint / "config.json").is_file():
-        return None
-    found = read_config(checkpoint)
-    return family_for(found).config(found)
+    return None if outline is None else family_for(outline.config).config(outline.config)
 
 
 def _advance(task: Task, layers: int) -> None:

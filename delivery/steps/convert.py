@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from delivery.artifact import Kind
-from delivery.steps.step import StepContext, param, step
+from delivery.steps.step import Known, StepContext, param, step
 
 if TYPE_CHECKING:
     from delivery.checkpoint.canonical import Canonical
     from delivery.checkpoint.fetch import Model
+    from delivery.checkpoint.outline import Outline
 
 _FORMATS = ("auto", "safetensors", "bin", "gguf")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -33,6 +34,7 @@ class Convert:
     name: ClassVar[str] = "convert"
     version: ClassVar[int] = 1
     makes: ClassVar[Kind] = Kind.CHECKPOINT
+    uses_device: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ("gguf", "tokenizers")
 
     model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True)
@@ -65,7 +67,18 @@ class Convert:
     def external(self) -> Mapping[str, str]:
         return self._model().digests()
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+    def preflight(self, inputs: Known) -> None:
+        """The architecture is known and, where headers tell, every tensor that it needs is there."""
+        from delivery.checkpoint.complete import check_complete
+
+        if (outline := self.outline(inputs)) is not None:
+            check_complete(outline.config, outline.names())
+
+    def outline(self, inputs: Known) -> Outline | None:
+        local = self._model().local
+        return None if local is None else self._open(local).outline()
+
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
         local = self._model().local
         return None if local is None else _RUNTIME_BYTES + self._open(local).peak_bytes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
 from delivery.errors import UsageError
-from delivery.steps.step import Input, StepContext, fields_of, param, step, takes
+from delivery.steps.step import Input, Known, StepContext, fields_of, is_check, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.artifact import Artifact
@@ -50,6 +50,7 @@ class Package:
         "numba",
     )
     seed_matters: ClassVar[bool] = False
+    uses_device: ClassVar[bool] = False
 
     engine: Input = takes(Kind.ENGINE, "The engine to release.")
     report: Input = takes(Kind.REPORT, "Reports about it.", many=True, optional=True)
@@ -112,12 +113,34 @@ class Package:
             ctx.finding("warning", "signed with an ephemeral key, which proves nobody's identity")
 
     def check(self) -> None:
+        from delivery.errors import did_you_mean
         from delivery.release import Image
         from delivery.release.chart import check_chart_version
 
         if self.image:
             Image.parse(self.image)
         check_chart_version(self.chart_version)
+        checks = _checks()
+        for name in self.require:
+            if name not in checks:
+                raise UsageError(
+                    "unknown-check",
+                    f"--require names {name!r}, which is no check",
+                    why=f"checks are {', '.join(checks)}",
+                    hint=did_you_mean(name, checks),
+                )
+
+    def preflight(self, inputs: Known) -> None:
+        """Every check that is required has judged, or will have."""
+        judged = {ahead.step for ahead in inputs.get("report", ())}
+        missing = [name for name in self.require if name not in judged]
+        if missing:
+            raise UsageError(
+                "reports-missing",
+                f"no report of {', '.join(missing)} about the engine is given",
+                why=f"--require names {', '.join(self.require)}; given: {', '.join(sorted(judged)) or 'none'}",
+                hint="--report REF for each; or --require those that are given",
+            )
 
     def external(self) -> Mapping[str, str]:
         """The public half of the key: it shapes the signature, and with it the release."""
@@ -186,6 +209,13 @@ class Package:
         """The parameters, as the provenance states them."""
         fields = [f for f in fields_of(type(self)) if not f.is_input and not f.metadata["local"]]
         return {f.name: getattr(self, f.name) for f in fields}
+
+
+def _checks() -> list[str]:
+    """Names of the steps that make reports."""
+    from delivery.steps import CATALOG
+
+    return [name for name, found in CATALOG.items() if is_check(found)]
 
 
 def _last_part(model: str) -> str:

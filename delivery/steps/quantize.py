@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
 from delivery.errors import DataError, UsageError
 from delivery.quantization import scheme_names
-from delivery.steps.step import Input, StepContext, fields_of, param, step, takes
+from delivery.steps.step import Ahead, Input, Known, StepContext, fields_of, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     import torch
 
     from delivery.checkpoint import Checkpoint
+    from delivery.checkpoint.outline import Outline
     from delivery.model import ModelConfig
     from delivery.quantization.plan import ModelPlan, Wishes
     from delivery.quantization.resume import LayerStore
@@ -91,8 +91,10 @@ class Quantize:
 
     def check(self) -> None:
         from delivery.quantization.group_size import parse_group_size
+        from delivery.quantization.patterns import parse_recipe
 
         parse_group_size(self.group_size)
+        parse_recipe(self.recipe)
         if not 0 <= self.alpha <= 1:
             raise UsageError(
                 "alpha", f"--alpha is {self.alpha}", why="expected a number from 0 to 1", hint="--alpha 0.5"
@@ -113,24 +115,45 @@ class Quantize:
                 hint="leave one of them out",
             )
 
+    def preflight(self, inputs: Known) -> None:
+        from delivery.quantization.patterns import check_patterns, parse_patterns, parse_recipe
+
+        outline = outline_of(inputs, "checkpoint")
+        if outline is None:
+            return
+        calibrated = bool(inputs.get("calibration"))
+        if outline.quantization is None:
+            check_patterns((*parse_recipe(self.recipe), *parse_patterns(self.skip)), outline)
+            if calibrated and self._is_usual():
+                return
+        self._plan(outline, calibrated)
+
+    def outline(self, inputs: Known) -> Outline | None:
+        """The float model's with the size that it will have; its tensors' names are left as they are."""
+        from delivery.checkpoint.outline import Foretold
+        from delivery.quantization.memory import quantized_bytes
+        from delivery.steps.calibrate import config_of
+
+        source = outline_of(inputs, "checkpoint")
+        config = config_of(source)
+        if source is None or config is None:
+            return None
+        bits = 4 if self.scheme.endswith("w4a16") else 8
+        told = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
+        size_bytes = quantized_bytes(config, source.size_bytes(), bits)
+        return Foretold(told, source.names(), source.shape, size_bytes)
+
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
-        from delivery.formats import check_export, load_format
-        from delivery.model import load_config
-        from delivery.quantization import load_scheme
+        from delivery.formats import load_format
         from delivery.quantization.hardware import check_hardware
-        from delivery.quantization.session import plan_for_format
         from delivery.quantization.write import write_checkpoint
 
         artifact = ctx.input("checkpoint")
         checkpoint = Checkpoint.open(artifact.path)
-        config = load_config(checkpoint.config)
-        _check_float(checkpoint)
-        wishes = self._wishes(config)
+        self.check()
+        config, wishes, plan, name = self._plan(checkpoint, ctx.has("calibration"))
         kv = None if self.kv == "none" else self.kv
-        name = load_scheme(self.scheme).formats[0] if self.format == "auto" else self.format
-        plan = plan_for_format(checkpoint, config, wishes, load_format(name), kv)
-        check_export(name, plan.prototypes(wishes.options), kv)
         if ctx.device.startswith("cuda"):
             check_hardware(scheme.storage for scheme in plan.schemes())
         for note in plan.notes():
@@ -140,24 +163,45 @@ class Quantize:
         write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, self.shard_bytes)
         self._report(ctx, plan, store, config.num_layers, name)
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
         from delivery.quantization.memory import predict_peak_bytes
         from delivery.steps.calibrate import config_of
 
-        config = config_of(inputs.get("checkpoint"))
+        config = config_of(outline_of(inputs, "checkpoint"))
         if config is None:
             return None
-        tokens, longest = _sizes(inputs.get("calibration"))
+        tokens, longest = _sizes(inputs.get("calibration", ()))
         return predict_peak_bytes(config, tokens, longest, gram=tokens > 0)
+
+    def _is_usual(self) -> bool:
+        """Whether the settings leave it to the scheme how weights are stored: that fits every model.
+
+        Then nothing has to be asked of the formats, which know only with torch.
+        """
+        asked = (self.recipe, self.skip, self.symmetric, self.narrow, self.outliers, self.tensor_parallel > 1)
+        stored = self.format == "auto" and self.kv == "none"
+        return stored and not any(asked) and self.group_size.isdecimal()
+
+    def _plan(self, checkpoint: Outline, calibrated: bool) -> tuple[ModelConfig, Wishes, ModelPlan, str]:
+        """Config, wishes, the plan, and the format that holds it; raises as `feasible_plan`."""
+        from delivery.model import load_config
+        from delivery.quantization.feasible import check_float, feasible_plan
+
+        check_float(checkpoint)
+        config = load_config(checkpoint.config)
+        wishes = self._wishes(config)
+        kv, tuned = None if self.kv == "none" else self.kv, self.qat > 0
+        plan, name = feasible_plan(checkpoint, wishes, self.format, kv, calibrated=calibrated, tuned=tuned)
+        return config, wishes, plan, name
 
     def _wishes(self, config: ModelConfig) -> Wishes:
         import torch
 
         from delivery.quantization.group_size import parse_group_size
         from delivery.quantization.options import Options
-        from delivery.quantization.plan import Wishes, parse_recipe
+        from delivery.quantization.patterns import parse_patterns, parse_recipe
+        from delivery.quantization.plan import Wishes
 
-        self.check()
         options = Options(
             group_sizes=parse_group_size(self.group_size),
             symmetric=self.symmetric,
@@ -174,8 +218,8 @@ class Quantize:
             # bfloat16 scales are float16 numbers too, so every export holds the same weights.
             scale_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float16,
         )
-        skip = tuple(filter(None, (p.strip() for p in self.skip.split(","))))
-        return Wishes(self.scheme, options, parse_recipe(self.recipe), skip, self.tensor_parallel)
+        recipe, skip = parse_recipe(self.recipe), parse_patterns(self.skip)
+        return Wishes(self.scheme, options, recipe, skip, self.tensor_parallel)
 
     def _quantize(
         self,
@@ -193,7 +237,7 @@ class Quantize:
         from delivery.quantization.walk import running_dtype, start_stream
 
         dtype = running_dtype(self.dtype, config.dtype, ctx.device)
-        samples = self._samples(ctx, plan, wishes, config)
+        samples = self._samples(ctx, config)
         stream = start_stream(checkpoint, config, samples, ctx.device, dtype) if samples else None
         tokens, longest = sum(map(len, samples)), max(map(len, samples), default=0)
         predicted = predict_peak_bytes(config, tokens, longest, gram=bool(samples), device=ctx.device)
@@ -250,26 +294,16 @@ class Quantize:
             loss = next_token_loss(config, load_ends(checkpoint, config, device, dtype))
         return Tail(min(self.qat, config.num_layers), Tuning(steps=self.qat_steps), loss)
 
-    def _samples(
-        self, ctx: StepContext, plan: ModelPlan, wishes: Wishes, config: ModelConfig
-    ) -> tuple[tuple[int, ...], ...]:
+    @staticmethod
+    def _samples(ctx: StepContext, config: ModelConfig) -> tuple[tuple[int, ...], ...]:
         """The calibration's token ids; () for a scheme that needs none and was given none."""
         from delivery.quantization.calibration import check_vocabulary, read_calibration
 
-        if ctx.has("calibration"):
-            calibration = read_calibration(ctx.input("calibration").path)
-            check_vocabulary(calibration, config.vocab_size)
-            return calibration.samples
-        needing = [s.name for s in plan.schemes() if s.needs(wishes.options)]
-        if needing or self.kv != "none" or self.qat:
-            what = f"scheme {needing[0]!r}" if needing else "--kv" if self.kv != "none" else "--qat"
-            raise UsageError(
-                "calibration-needed",
-                f"{what} needs calibration data",
-                why="it looks at activations",
-                hint="deliver calibrate --checkpoint DIR --out CAL, then --calibration CAL; or rtn-w4a16",
-            )
-        return ()
+        if not ctx.has("calibration"):
+            return ()
+        calibration = read_calibration(ctx.input("calibration").path)
+        check_vocabulary(calibration, config.vocab_size)
+        return calibration.samples
 
     def _fingerprint(self) -> dict[str, Any]:
         return {"version": self.version} | {
@@ -305,20 +339,13 @@ class Quantize:
             )
 
 
-def _check_float(checkpoint: Checkpoint) -> None:
-    if checkpoint.quantization is not None:
-        raise DataError(
-            "already-quantised",
-            f"{checkpoint.path} is quantised already",
-            why=f"its config names quant_method {checkpoint.quantization.get('quant_method')!r}",
-            hint="quantise the float checkpoint that it was made from",
-        )
-
-
-def _sizes(calibration: Path | None) -> tuple[int, int]:
-    """(tokens, longest sample) of a calibration that is there already; a usual one's where it is not."""
-    try:
-        found = json.loads(((calibration or Path()) / "calibration.json").read_text("utf-8"))
+def _sizes(calibration: Sequence[Ahead]) -> tuple[int, int]:
+    """(tokens, longest sample) of a calibration that is there; of one to come, what its step is told."""
+    if not calibration:
+        return 0, 0
+    ahead = calibration[0]
+    if ahead.path is not None:
+        found = json.loads((ahead.path / "calibration.json").read_text("utf-8"))
         return int(found["tokens"]), int(found["sample_tokens"]["max"])
-    except (OSError, ValueError, KeyError):
-        return 128 * 2048, 2048
+    longest = int(ahead.params["sequence_length"])
+    return int(ahead.params["samples"]) * longest, longest

@@ -13,7 +13,7 @@ from typing import ClassVar
 from delivery.artifact import Kind, hash_file
 from delivery.errors import DataError, UsageError
 from delivery.gate.report import Finding, Metric, Report, Verdict
-from delivery.steps.step import Input, JudgeContext, StepContext, param, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, path_of, step, takes
 
 
 def count(name: str) -> None:
@@ -29,6 +29,7 @@ class Make:
     """Read a source file into a checkpoint."""
 
     name: ClassVar[str] = "make"
+    uses_device: ClassVar[bool] = False
     makes: ClassVar[Kind] = Kind.CHECKPOINT
 
     model: str = param("demo", "Path of the source.", path=True)
@@ -112,8 +113,16 @@ class Shrink:
         if self.fail == "bug":
             raise TypeError("a bug of this step")
 
-    def predict_peak_bytes(self, inputs: Mapping[str, Path]) -> int | None:
-        return 10 * sum(p.stat().st_size for p in inputs["checkpoint"].iterdir())
+    def preflight(self, inputs: Known) -> None:
+        if self.mode == "slow" and inputs["checkpoint"][0].params.get("words") == 13:
+            raise UsageError("bad-words", "13 words cannot be made smaller slowly", hint="words: 12")
+        folder = path_of(inputs, "checkpoint")
+        if folder is not None and self.limit is not None and len(list(folder.iterdir())) > self.limit:
+            raise UsageError("too-many", f"{folder.name} has more than {self.limit} files")
+
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
+        folder = path_of(inputs, "checkpoint")
+        return None if folder is None else 10 * sum(p.stat().st_size for p in folder.iterdir())
 
 
 @step

@@ -23,7 +23,7 @@ from delivery.quantization.inputs import input_groups, is_router, kind_of
 from delivery.quantization.kv import kv_bits, kv_scale
 from delivery.quantization.memory import gigabytes, predict_peak_bytes
 from delivery.quantization.options import Options
-from delivery.quantization.plan import matches, parse_recipe
+from delivery.quantization.patterns import matches, parse_recipe
 
 
 def test_schemes_are_found_by_file_name_without_torch() -> None:

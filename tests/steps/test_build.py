@@ -12,6 +12,7 @@ from delivery.engine import LLM, SamplingParams
 from delivery.errors import EnvironmentLacking
 from delivery.steps import step_class
 from delivery.steps.build import Build
+from delivery.steps.step import Ahead
 
 
 def test_build_writes_an_engine_that_generates(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_shrunken_sessions_are_said(tiny_checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_peak_is_foretold(tiny_checkpoint: Path) -> None:
-    predicted = Build().predict_peak_bytes({"checkpoint": tiny_checkpoint})
+    predicted = Build().predict_peak_bytes({"checkpoint": [Ahead("convert", {}, tiny_checkpoint)]})
     assert predicted is not None
     assert predicted > (tiny_checkpoint / "model.safetensors").stat().st_size
     assert Build().predict_peak_bytes({}) is None

@@ -18,6 +18,7 @@ from delivery.model import DenseAttention, block, embed, load_block, load_config
 from delivery.quantization import resume, walk
 from delivery.quantization.calibration import read_calibration, read_statistics
 from delivery.steps.calibrate import Calibrate
+from delivery.steps.step import Ahead
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def test_the_peak_is_foretold_from_the_config(model: Path) -> None:
     small = step(Path("legal"))
     large = step(Path("legal"), samples=8000, sequence_length=256)
     assert small.predict_peak_bytes({}) is None
-    few, many = (s.predict_peak_bytes({"checkpoint": model}) for s in (small, large))
+    few, many = (s.predict_peak_bytes({"checkpoint": [Ahead("convert", {}, model)]}) for s in (small, large))
     assert few is not None
     assert many is not None
     assert many > few + 8000 * 256 * 128 * 4 * 0.9

@@ -87,8 +87,8 @@ def test_what_enters_the_cache_key(tiny_checkpoint: Path) -> None:
     assert Convert(model="demo").external() == {demo.GGUF: demo.GGUF_SHA256}
 
 
-def test_peak_is_foretold_without_torch(tiny_checkpoint: Path) -> None:
-    assert Convert(model="demo").predict_peak_bytes({}) is None
+def test_peak_is_foretold_without_torch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    assert Convert(model="demo", download_dir=str(tmp_path)).predict_peak_bytes({}) is None
     code = (
         "import sys; from delivery.steps.convert import Convert;"
         "peak = Convert(model=sys.argv[1]).predict_peak_bytes({});"

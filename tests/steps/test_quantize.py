@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from delivery.quantization import load_scheme, resume, scheme_names
 from delivery.quantization.driver import Driver
 from delivery.steps.calibrate import Calibrate
 from delivery.steps.quantize import Quantize
+from delivery.steps.step import Ahead
 
 
 @pytest.fixture(scope="module")
@@ -383,3 +386,67 @@ def test_the_last_blocks_can_be_tuned(loss: str, model: Path, tmp_path: Path) ->
 def test_what_cannot_work_is_told_before_anything_runs(change, words):
     with pytest.raises(UsageError, match=words):
         Quantize(checkpoint="x", **change).check()
+
+
+def ahead(model: Path, **params: Any) -> dict[str, list[Ahead]]:
+    return {"checkpoint": [Ahead("convert", params, model)], "calibration": [Ahead("calibrate", CALIBRATED)]}
+
+
+CALIBRATED = {"samples": 8, "sequence_length": 48}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"skip": "*.down_prj"}, r"pattern '\*\.down_prj' matches no[\s\S]*did you mean '\*\.down_proj'"),
+        ({"recipe": "*.layers.7.*=skip"}, r"layers are called like model\.layers\.0\.self_attn\.q_proj"),
+        ({"format": "awq", "scheme": "fp8-dynamic"}, "format awq cannot hold"),
+        ({"format": "gptq", "kv": "int8"}, "no place for the scales of a KV cache"),
+        ({"skip": "*"}, "no linear layer is left"),
+    ],
+)
+def test_what_cannot_work_is_told_from_config_and_headers(
+    settings: dict[str, Any], expected: str, model: Path
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        Quantize(**settings).preflight(ahead(model))
+    Quantize(**settings).preflight({"checkpoint": [Ahead("convert", {})]})  # nothing is known yet
+
+
+def test_usual_settings_are_checked_without_torch(model: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from delivery.steps.quantize import Quantize;"
+        "from delivery.steps.step import Ahead;"
+        "known = {'checkpoint': [Ahead('convert', {}, Path(sys.argv[1]))], 'calibration': [Ahead('c', {})]};"
+        "Quantize(group_size='64').preflight(known);"
+        "assert 'torch' not in sys.modules;"
+        "Quantize(skip='*.q_proj').preflight(known);"
+        "assert 'torch' in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(model)], check=False).returncode == 0
+
+
+def test_calibration_that_will_be_needed_is_missed_at_once(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="scheme 'awq-w4a16' needs calibration data"):
+        Quantize().preflight({"checkpoint": ahead(model)["checkpoint"]})
+    Quantize(scheme="rtn-w4a16").preflight({"checkpoint": ahead(model)["checkpoint"]})
+    done = quantize(tmp_path, model, scheme="rtn-w4a16").out
+    with pytest.raises(DataError, match="quantised already"):
+        Quantize().preflight(ahead(done))
+
+
+def test_size_and_peak_are_foretold_before_anything_is_made(model: Path, tmp_path: Path) -> None:
+    known = {**ahead(model), "checkpoint": [Ahead("convert", {}, foretell=lambda: Checkpoint.open(model))]}
+    step = Quantize(scheme="rtn-w4a16", group_size="32")
+    few, many = (
+        step.predict_peak_bytes({**known, "calibration": [Ahead("calibrate", {**CALIBRATED, "samples": n})]})
+        for n in (8, 8000)
+    )
+    assert few is not None
+    assert many is not None
+    assert many > few + 7000 * 48 * 128 * 4
+    outline = step.outline(known)
+    assert outline is not None
+    written = Checkpoint.open(quantize(tmp_path, model, scheme="rtn-w4a16").out)
+    assert abs(outline.size_bytes() / written.size_bytes() - 1) < 0.1
+    assert outline.quantization is not None

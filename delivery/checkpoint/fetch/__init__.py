@@ -53,7 +53,8 @@ def locate(model: str, *, revision: str = "", download_dir: str = "") -> Model:
     if model == "demo":
         from delivery.checkpoint.fetch import demo
 
-        return Model(lambda: demo.DIGESTS, lambda _: demo.fetch_demo(folder / "demo"))
+        place = folder / "demo"
+        return Model(lambda: demo.DIGESTS, lambda _: demo.fetch_demo(place), demo.fetched(place))
     if model.startswith("oci://"):
         from delivery.checkpoint.fetch.oci import OciArtifact
 

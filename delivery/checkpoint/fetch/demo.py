@@ -28,6 +28,12 @@ DIGESTS = {GGUF: GGUF_SHA256}
 _TIMEOUT_S = 1800
 
 
+def fetched(folder: Path) -> Path | None:
+    """The demo's file, if it was fetched before; its content is checked when it is used."""
+    path = folder / GGUF
+    return path if path.is_file() and path.stat().st_size == GGUF_BYTES else None
+
+
 def fetch_demo(folder: Path | None = None) -> Path:
     """The demo's GGUF file, fetched when it is not in `folder` (default: the cache) yet.
 

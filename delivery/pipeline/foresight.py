@@ -1,0 +1,103 @@
+"""What is known of every stage's inputs, before and while a pipeline runs; what the stages say to that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delivery.device import resolve_device
+from delivery.errors import DeliverError, EnvironmentLacking
+from delivery.pipeline.refs import resolve
+from delivery.steps.step import Ahead, fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from delivery.artifact import Artifact
+    from delivery.pipeline.spec import Stage
+    from delivery.pipeline.store import Store
+    from delivery.pipeline.wiring import Source
+    from delivery.steps.step import Known
+
+
+class Foresight:
+    """Stages and what became of them. `made` tells it of an artifact; outlines of others are foretold."""
+
+    def __init__(self, stages: Sequence[Stage], store: Store) -> None:
+        self._stages = {stage.id: stage for stage in stages}
+        self._store = store
+        self._made: dict[str, Artifact] = {}
+
+    def made(self, stage_id: str, artifact: Artifact) -> None:
+        self._made[stage_id] = artifact
+
+    def inputs(self, stage: Stage) -> Known:
+        """Raises what resolving a `ref:` input raises."""
+        kinds = {f.name: f.metadata["kind"] for f in fields_of(stage.step) if f.is_input}
+        return {
+            role: tuple(
+                known_of(resolve(self._store, s.ref, kinds[role])) if s.ref else self._stage(s)
+                for s in sources
+            )
+            for role, sources in stage.sources.items()
+        }
+
+    def _stage(self, source: Source) -> Ahead:
+        if source.stage in self._made:
+            return known_of(self._made[source.stage])
+        stage = self._stages[source.stage]
+        return Ahead(
+            stage.step.name, stage.params, foretell=lambda: stage.instance().outline(self.inputs(stage))
+        )
+
+
+def known_of(artifact: Artifact) -> Ahead:
+    """An artifact that is there, as a step sees it in `preflight`."""
+    return Ahead(artifact.manifest.step, artifact.manifest.params, artifact.path)
+
+
+def all_known(inputs: Mapping[str, tuple[Artifact, ...]]) -> Known:
+    """The same of everything that a step takes."""
+    return {role: tuple(map(known_of, found)) for role, found in inputs.items() if found}
+
+
+def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, device: str | None = None) -> None:
+    """Everything that can be said against the stages, before the first of them works.
+
+    Parameters are held against what is known of the inputs, then every outside file is looked at.
+    `device` is the pipeline's, and is looked for too; a plan may be for another machine and leaves it out.
+    Raises what a step's `preflight` and `external` raise, and EnvironmentLacking `no-gpu`.
+    """
+    for stage in stages:
+        if device is not None and (lacking := lacking_device(stage, device)) is not None:
+            raise lacking
+    for stage in stages:
+        check_stage(stage, foresight)
+    with store.remembering():
+        for stage in stages:
+            stage.instance().external()
+
+
+def check_stage(stage: Stage, foresight: Foresight) -> None:
+    """A stage's own `preflight`; its error names the stage."""
+    try:
+        stage.instance().preflight(foresight.inputs(stage))
+    except DeliverError as error:
+        raise type(error)(
+            error.code, f"step {stage.id!r}: {error.what}", why=error.why, hint=error.hint
+        ) from error
+
+
+def lacking_device(stage: Stage, device: str) -> EnvironmentLacking | None:
+    """The error of a stage whose device this machine has not; `device` is the pipeline's."""
+    if not stage.step.uses_device:
+        return None
+    own = stage.params.get("device")
+    try:
+        resolve_device(own or device)
+    except EnvironmentLacking as error:
+        what = f"step {stage.id!r} is to run on a GPU, and no NVIDIA GPU can be used"
+        target = f"{stage.id}.device" if own else "defaults.device"
+        return EnvironmentLacking(
+            error.code, what, why=error.why, hint=f"--set {target}=cpu; or deliver doctor"
+        )
+    return None
