@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from delivery.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MANIFEST = "manifest.json"
 RUN_RECORD = "run.json"
@@ -173,6 +173,17 @@ def read_hash(path: Path) -> FileRef:
             digest.update(chunk)
             size_bytes += len(chunk)
     return FileRef(path.name, digest.hexdigest(), size_bytes)
+
+
+def hash_files(paths: Iterable[Path]) -> dict[str, str]:
+    """File name without folders → SHA-256; a name that comes again is told apart by a prime."""
+    found: dict[str, str] = {}
+    for path in paths:
+        name = path.resolve().name
+        while name in found:
+            name += "'"
+        found[name] = hash_file(path).sha256
+    return found
 
 
 def hash_tree(directory: Path) -> tuple[FileRef, ...]:

@@ -9,7 +9,7 @@ from delivery.corpus.mix import digest, heldout, load
 from delivery.corpus.named import named_sets
 from delivery.corpus.render import Rendered, Sample, recommendation, render
 from delivery.corpus.script import script_shares
-from delivery.corpus.spec import Source, parse
+from delivery.corpus.spec import Source, bare, parse
 from delivery.corpus.windows import heldout_windows
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Sample",
     "Source",
     "Split",
+    "bare",
     "builtin_names",
     "digest",
     "heldout",

@@ -47,11 +47,18 @@ def documents(source: Source, part: Split = "calibration", seed: int = 0) -> Ite
 
 
 def digest(spec: str | Sequence[str]) -> dict[str, str]:
-    """Source name → SHA-256 of everything that is read of it (file contents, not places or times).
+    """Label → SHA-256 of everything that is read of a source (file contents, not places or times).
 
-    A named set on the Hub is known by its repository and part only.
+    A label that comes again is told apart by a prime. A named set on the Hub is known by its repository
+    and part only.
     """
-    return {source.name: _digest(source) for source in parse(spec)}
+    found: dict[str, str] = {}
+    for source in parse(spec):
+        label = source.label
+        while label in found:
+            label += "'"
+        found[label] = _digest(source)
+    return found
 
 
 def _raw(source: Source) -> Iterator[Document]:

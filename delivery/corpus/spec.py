@@ -30,7 +30,7 @@ class Source:
     @property
     def label(self) -> str:
         """A short name for reports: no folders."""
-        return self.name if self.kind != "path" else Path(self.name).name
+        return self.name if self.kind != "path" else Path(self.name).resolve().name
 
 
 def parse(spec: str | Sequence[str]) -> tuple[Source, ...]:
@@ -54,6 +54,18 @@ def parse(spec: str | Sequence[str]) -> tuple[Source, ...]:
             hint=f"give {twice}=WEIGHT once" if len(set(named)) == 1 else "rename one of them",
         )
     return sources
+
+
+def bare(spec: str) -> str:
+    """The spec without the folders around its files, for what records which corpora were read.
+
+    What cannot be parsed stays as it is.
+    """
+    try:
+        sources = parse(spec)
+    except (UsageError, DataError):
+        return spec
+    return ",".join(s.label if s.weight == 1 else f"{s.label}={s.weight:g}" for s in sources)
 
 
 def _source(part: str) -> Source:

@@ -18,7 +18,7 @@ from delivery.device import fingerprint, resolve_device
 from delivery.steps.step import fields_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from delivery.artifact import Artifact, Digests, Json
 
@@ -57,7 +57,7 @@ class Job:
             hidden = f.is_input or f.metadata["secret"] or (f.metadata["judges"] and not judging)
             if not hidden and (local or not (f.metadata["local"] or f.name == _DEVICE)):
                 value = getattr(self.step, f.name)
-                out[f.name] = _plain(_bare(value) if f.metadata["path"] and not local else value)
+                out[f.name] = _plain(value if local else _bare(value, f.metadata["path"]))
         if type(self.step).seed_matters and _SEED not in out:
             out[_SEED] = self.seed
         return out
@@ -102,9 +102,15 @@ def _change(name: str, old: Json, new: Json) -> str:
     return f"{name} changed" if max(map(len, texts)) > 24 else f"{name} {texts[0]} → {texts[1]}"
 
 
-def _bare(value: Any) -> Any:
-    """A local path without the folders around it; anything else as it is."""
-    return Path(value).resolve().name if value and Path(value).exists() else value
+def _bare(value: Any, path: bool | Callable[[str], str]) -> Any:
+    """Local paths without the folders around them (`path` says whether, or how); anything else as it is."""
+    if not path or not value:
+        return value
+    if isinstance(value, list | tuple):
+        return [_bare(one, path) for one in value]
+    if callable(path):
+        return path(value)
+    return Path(value).resolve().name if Path(value).exists() else value
 
 
 def _plain(value: Any) -> Json:

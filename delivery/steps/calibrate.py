@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
+from delivery.corpus import bare as bare_corpora
 from delivery.steps.step import Input, Known, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Calibrate:
     device_matters: ClassVar[bool] = True
 
     checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
-    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER[=WEIGHT],...", metavar="SPEC")
+    corpus: str = param(
+        "legal,technical", "Corpora, NAME|FILE|FOLDER[=WEIGHT],...", metavar="SPEC", path=bare_corpora
+    )
     samples: int = param(128, "Number of sequences.")
     sequence_length: int = param(2048, "Tokens per sequence, at most.")
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)

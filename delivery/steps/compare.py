@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Artifact, Kind, canonical_json, hash_file
+from delivery.artifact import Artifact, Kind, canonical_json, hash_files
 from delivery.bench.code import code_in_key
 from delivery.errors import UsageError
 from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
@@ -45,7 +45,9 @@ class Compare:
 
     engine: Input = takes(Kind.ENGINE, "The engine to judge.")
     baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
-    workload: str = param("demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE")
+    workload: str = param(
+        "demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE", path=True
+    )
     rate: float = param(0.0, "Requests/s (Poisson) instead of the workload's; 0: the workload's.", at_least=0)
     runs: int = param(5, "Runs against a stored baseline; at least 5.")
     kv_tokens: int = param(
@@ -62,7 +64,10 @@ class Compare:
     )
     runtime_name: str = param("", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.")
     results: tuple[str, ...] = param(
-        (), "Judge these files of vllm bench serve or GuideLLM, a run each, instead of measuring."
+        (),
+        "Judge these files of vllm bench serve or GuideLLM, a run each, instead of measuring.",
+        metavar="FILE",
+        path=True,
     )
     limit: float = param(
         1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True, at_least=1
@@ -82,13 +87,13 @@ class Compare:
 
     def external(self) -> Mapping[str, str]:
         if self.results:
-            return {Path(name).name: hash_file(Path(name)).sha256 for name in self.results}
+            return hash_files(map(Path, self.results))
         workload = self._workload()
         found = {"workload": workload.digest} | ({} if self.runtime else code_in_key())
         if workload.trace_sha256:
             found["trace"] = workload.trace_sha256
         path = Path(self.workload)
-        return found | ({path.name: hash_file(path).sha256} if path.is_file() else {})
+        return found | (hash_files([path]) if path.is_file() else {})
 
     def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
         """The stored baseline's engine, to run beside.

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Artifact, Kind, hash_file
+from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
+from delivery.corpus import bare as bare_corpora
 from delivery.steps.step import Input, JudgeContext, Known, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
@@ -49,18 +50,21 @@ class Evaluate:
     checkpoint: Input = takes(
         Kind.CHECKPOINT, "The quantised checkpoint; its layer errors are shown.", optional=True
     )
-    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER,...", metavar="SPEC")
+    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER,...", metavar="SPEC", path=bare_corpora)
     windows: int = param(6, "Windows of held-out text per corpus.", at_least=1)
     window_tokens: int = param(256, "Tokens per window.", at_least=2)
     bleu_prompts: int = param(
         0, "Windows that are also continued greedily by both models; 0 for none.", at_least=0
     )
     bleu_tokens: int = param(128, "Tokens of such a continuation.", at_least=1)
-    tasks: tuple[str, ...] = param((), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE")
+    tasks: tuple[str, ...] = param(
+        (), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE", path=True
+    )
     harness: tuple[str, ...] = param(
         (),
         "Tasks of lm-evaluation-harness, by name or YAML file; needs `pip install lm-eval`.",
         metavar="TASK",
+        path=True,
     )
     harness_limit: int = param(0, "Questions of each such task; 0 for all.", at_least=0)
     drift: float = param(
@@ -75,7 +79,7 @@ class Evaluate:
         from delivery.corpus import digest
 
         files = [Path(t) for t in (*self.tasks, *self.harness) if t in self.tasks or Path(t).is_file()]
-        found = {**digest(self.corpus), **{path.name: hash_file(path).sha256 for path in files}}
+        found = {**digest(self.corpus), **hash_files(files)}
         if self.harness:
             from delivery.bench.harness import installed_version
 
@@ -114,16 +118,16 @@ class Evaluate:
             return
         what = min(known, key=lambda name: known[name])
         longest = known[what]
-        asked = {"--window-tokens": (self.window_tokens, longest)}
+        asked = [("--window-tokens", self.window_tokens, 0)]
         if self.bleu_prompts:
-            asked["--bleu-tokens"] = (self.bleu_tokens, longest - self.window_tokens // 2)
-        for option, (tokens, most) in asked.items():
-            if tokens > most:
+            asked += [("--bleu-tokens", self.bleu_tokens, self.window_tokens // 2)]
+        for option, tokens, before in asked:
+            if before + tokens > longest:
                 raise UsageError(
                     "window-too-long",
-                    f"{option} is {tokens}",
-                    why=f"{what} {longest} tokens, which leaves at most {max(0, most)}",
-                    hint=f"{option} {most}" if most > 0 else "smaller --window-tokens",
+                    f"{option} is {tokens}" + (f", after {before} tokens of a window" if before else ""),
+                    why=f"{what} {longest} tokens",
+                    hint=f"{option} {longest - before} or less",
                 )
 
     def run(self, ctx: StepContext) -> None:

@@ -138,7 +138,7 @@ class Package:
             raise UsageError(
                 "reports-missing",
                 f"no report of {', '.join(missing)} about the engine is given",
-                why=f"--require names {', '.join(self.require)}; given: {', '.join(sorted(judged)) or 'none'}",
+                why=f"given are reports of {', '.join(sorted(judged)) or 'nothing'}",
                 hint="--report REF for each; or --require those that are given",
             )
 

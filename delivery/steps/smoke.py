@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Artifact, Kind, hash_file
+from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.errors import UsageError, did_you_mean
 from delivery.resources import resource
@@ -65,7 +65,12 @@ class Smoke:
         "The unquantised checkpoint; without it greedy tokens are not compared.",
         optional=True,
     )
-    suites: tuple[str, ...] = param(("english",), "Suites by name, or paths of suite files.")
+    suites: tuple[str, ...] = param(
+        ("english",),
+        "Suites by name, or paths of suite files.",
+        metavar="NAME|FILE",
+        path=lambda s: Path(s).stem,
+    )
     runs: int = param(10, "Timed runs.", at_least=1)
     limit: float = param(1.15, "Largest ratio of P50 and P95 to the baseline's.", judges=True, at_least=1)
     memory_limit: float = param(
@@ -73,7 +78,7 @@ class Smoke:
     )
 
     def external(self) -> Mapping[str, str]:
-        return {path.name: hash_file(path).sha256 for path in self._paths()} | code_in_key()
+        return hash_files(self._paths()) | code_in_key()
 
     def preflight(self, inputs: Known) -> None:
         """The suites can be read."""

@@ -54,7 +54,7 @@ def param(
     secret: bool = False,
     judges: bool = False,
     local: bool = False,
-    path: bool = False,
+    path: bool | Callable[[str], str] = False,
     metavar: str | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
@@ -65,8 +65,8 @@ def param(
     secret: never written to a manifest, a log or a report.
     judges: enters the verdict only, so it is not part of the measurement's cache key.
     local: how the work is done here (threads, cache folders), not what comes out; not in the key.
-    path: may name a local file or folder; then only its last part is recorded, so that the same content
-    elsewhere is the same work. Its content has to be in `external()`.
+    path: may name local files or folders; then only their last part is recorded, so that the same content
+    elsewhere is the same work. Their content has to be in `external()`. A function gives what is recorded.
     at_least, at_most: the smallest and the largest number that is taken, in the parameter's own unit.
     """
     metadata = {
