@@ -97,10 +97,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Outputs of several linear layers on one input; `joined` is their concatenation where it exists."""
+    """Outputs of several linear layers on one input; `joined` is their concatenation where it exists.
+
+    activated: act(gate) · up, where the product makes that at once; there are no parts then.
+    """
 
     parts: tuple[torch.Tensor, ...]
     joined: torch.Tensor | None = None
+    activated: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
