@@ -25,7 +25,7 @@ from gpu_card import Watch
 from gpu_checks import in_processes
 from gpu_linear import FAMILIES, SHAPES, describe
 from gpu_profile import decode_profile, prefill_profile
-from gpu_timing import graph_us
+from gpu_timing import Compiled, graph_us
 from gpu_weights import KINDS, LLAMA_8B, RandomWeights
 
 from delivery.engine import assemble as assembling
@@ -95,9 +95,11 @@ def compile_linears(forms: list[str], tuned_rows: list[int]) -> None:
     """Compile the linear kernels that the forms take, and all that are tried at `tuned_rows`, in many
     processes; an engine would do it one by one."""
     names = {"bf16": "w16a16", "w4a16": "w4a16", "int8": "w8a8int8", "fp8": "w8a8fp8"}
+    families = [(names[form], SHAPES.values()) for form in {*forms, "bf16"}]
+    families += [(f"{names[form]}gated", [SHAPES["gate_up"]]) for form in forms if form in ("int8", "fp8")]
     tasks: dict[tuple[str, Tile], tuple[str, int, int, int, Choice]] = {}
-    for name in {names[form] for form in forms} | {"w16a16"}:
-        for n, k in SHAPES.values():
+    for name, shapes in families:
+        for n, k in shapes:
             for rows in ROW_BUCKETS:
                 choice = choice_for(FAMILIES[name].key, n, k, rows)
                 tried = narrowed(FAMILIES[name].candidates(n, k, rows)) if rows in tuned_rows else []
@@ -167,16 +169,18 @@ def replay_differs(engine: core.EngineCore) -> int:
     return sum(a != b for a, b in zip(recorded, launched, strict=True))
 
 
-def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, float]:
+def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, Any]:
     """The anchors' figures at one batch size; the best of `repeats` after a warm-up."""
     generator = torch.Generator().manual_seed(batch)
     vocabulary = engine.config.vocab_size
     prompts = torch.randint(0, vocabulary, (batch, PROMPT_TOKENS), generator=generator).tolist()
-    generate(engine, prompts, 2)
+    with Compiled() as first:
+        generate(engine, prompts, 2)
     with Watch() as card:
         prefill_s = min(generate(engine, prompts, 1) for _ in range(repeats))
     before = torch.cuda.memory_stats()["segment.all.allocated"]
-    total_s = min(generate(engine, prompts, NEW_TOKENS) for _ in range(repeats))
+    with Compiled() as compiled:
+        total_s = min(generate(engine, prompts, NEW_TOKENS) for _ in range(repeats))
     after = torch.cuda.memory_stats()["segment.all.allocated"]
     return {
         "batch": batch,
@@ -185,6 +189,7 @@ def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, 
         "prefill_tok_s": round(batch * PROMPT_TOKENS / prefill_s),
         "tpot_ms": round((total_s - prefill_s) / (NEW_TOKENS - 1) * 1e3, 3),
         "new_segments": after - before,
+        "compiled": first.names + compiled.names,
         "prefill_mhz": card.clock_mhz,
         "prefill_w": round(card.power_w),
         "prefill_capped": round(card.capped, 2),
