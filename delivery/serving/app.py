@@ -85,6 +85,7 @@ def create_app(settings: Settings, tokenizer: Tokenizer) -> FastAPI:
     app = FastAPI(title="deliver", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_fault)
     _add_api_routes(app)
     _add_state_routes(app)
     _add_pages(app)
@@ -194,7 +195,8 @@ def _add_api_routes(app: FastAPI) -> None:
         """The text of an uploaded text or PDF file of at most 20 MB (raw bytes as the body)."""
         body = await read_body(request, UPLOAD_LIMIT_BYTES)
         text = await asyncio.to_thread(extract_text, body, request.headers.get("content-type", ""))
-        return {"text": text, "tokens": len(_server(request).tokenizer.encode(text))}
+        token_ids = await asyncio.to_thread(_server(request).tokenizer.encode, text)
+        return {"text": text, "tokens": len(token_ids)}
 
 
 def _check_serving(state: State) -> None:
@@ -256,3 +258,9 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     assert isinstance(error, HTTPException)
     problem = Problem(error.status_code, "http_error", str(error.detail))
     return JSONResponse(problem.to_json(), status_code=error.status_code)
+
+
+async def _on_fault(request: Request, error: Exception) -> JSONResponse:
+    """Our own mistake: starlette logs the traceback, the client reads the usual shape."""
+    problem = Problem(500, "internal_error", "the server made a mistake; its log says which")
+    return JSONResponse(problem.to_json(), status_code=500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,8 @@ async def chat(
     generator: Generator, model: str, request: ChatRequest, http: Request
 ) -> Response | dict[str, Any]:
     """The reply: a JSON object, or a stream of chunks."""
-    prompt = _render(generator, request)
     generator.admit(request.n)
+    prompt = await asyncio.to_thread(_render, generator, request)
     samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
     head = {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -36,7 +37,8 @@ async def chat(
         "model": model,
     }
     if request.stream:
-        return event_stream(await first_item(_chunks(generator, request, prompt, samplings, head)))
+        chunks = _chunks(generator, request, prompt, samplings, head)
+        return event_stream(await unless_disconnected(http, first_item(chunks)))
     runs = [(prompt, sampling) for sampling in samplings]
     finished = await unless_disconnected(http, generator.collect_all(runs, request.priority))
     choices = [_choice(generator, request, index, choice) for index, choice in enumerate(finished)]

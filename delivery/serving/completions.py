@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ async def complete(
 ) -> Response | dict[str, Any]:
     """The reply: a JSON object, or a stream of chunks."""
     tokenizer = generator.tokenizer
-    prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
-    generator.admit(len(prompts) * request.n)
+    generator.admit(len(request.prompts) * request.n)
+    # Megabytes of text take seconds; other requests go on meanwhile.
+    prompts = await asyncio.to_thread(_encode, generator, request)
     runs = [
         (prompt, sampling)
         for prompt in prompts
@@ -39,7 +41,7 @@ async def complete(
     }
     if request.stream:
         chunks = _chunks(generator, request, runs, head)
-        return event_stream(await first_item(chunks))
+        return event_stream(await unless_disconnected(http, first_item(chunks)))
     finished = await unless_disconnected(http, generator.collect_all(runs, request.priority))
     choices = []
     for index, (choice, (prompt, _)) in enumerate(zip(finished, runs, strict=True)):
@@ -56,6 +58,10 @@ async def complete(
     return {**head, "choices": choices, "usage": usage(sum(map(len, prompts)), generated)}
 
 
+def _encode(generator: Generator, request: CompletionRequest) -> list[list[int]]:
+    return [generator.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+
+
 async def _chunks(
     generator: Generator,
     request: CompletionRequest,
@@ -63,9 +69,13 @@ async def _chunks(
     head: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     generated = 0
+    offsets = [0] * len(runs)
     async for index, output in generator.merge(runs, request.priority):
         generated += len(output.new_token_ids)
-        logprobs = _logprobs(generator, output.logprobs or []) if request.logprobs is not None else None
+        logprobs = None
+        if request.logprobs is not None:
+            logprobs = _logprobs(generator, output.logprobs or [], offsets[index])
+            offsets[index] += sum(map(len, logprobs["tokens"]))
         choice = {
             "index": index,
             "text": output.new_text,
@@ -78,9 +88,9 @@ async def _chunks(
         yield {**head, "choices": [], "usage": usage(prompt_tokens, generated)}
 
 
-def _logprobs(generator: Generator, entries: list[Any]) -> dict[str, Any]:
+def _logprobs(generator: Generator, entries: list[Any], position: int = 0) -> dict[str, Any]:
     texts = [generator.tokenizer.decode([entry.token_id], skip_special_tokens=False) for entry in entries]
-    offsets, position = [], 0
+    offsets = []
     for text in texts:
         offsets.append(position)
         position += len(text)

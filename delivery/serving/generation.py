@@ -60,8 +60,17 @@ class Generator:
         logprobs = request.logprobs
         if isinstance(logprobs, bool):
             logprobs = (getattr(request, "top_logprobs", None) or 0) if logprobs else None
+        try:
+            return self._params(request, wanted or min(room, request.unstated_max_tokens or room), logprobs)
+        except DeliverError as error:
+            raise Problem(400, "invalid_value", f"{error.what}: {error.why}") from error
+
+    @staticmethod
+    def _params(
+        request: CompletionRequest | ChatRequest, max_tokens: int, logprobs: int | None
+    ) -> SamplingParams:
         return SamplingParams(
-            max_tokens=wanted if wanted is not None else room,
+            max_tokens=max_tokens,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=-1 if request.top_k is None else request.top_k,
@@ -70,6 +79,7 @@ class Generator:
             frequency_penalty=request.frequency_penalty,
             repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
             seed=request.seed,
+            logit_bias=request.logit_bias,
             stop=tuple(request.stop_strings),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=request.ignore_eos,

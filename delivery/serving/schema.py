@@ -29,6 +29,7 @@ class _Request(BaseModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     seed: int | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP)] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
@@ -40,10 +41,23 @@ class _Request(BaseModel):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, data: Any) -> Any:
+        """OpenAI's API takes null for every optional field, and clients send it."""
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if v is not None or k not in cls.model_fields}
+
     @property
     def stop_strings(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [s for s in stops if s]
+
+    @property
+    def unstated_max_tokens(self) -> int | None:
+        """Output tokens at most where the request does not say; None for what the session length leaves."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -60,11 +74,17 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(_Request):
-    """POST /v1/completions."""
+    """POST /v1/completions. Without `max_tokens` 16 tokens are made, as OpenAI's API has it."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def unstated_max_tokens(self) -> int | None:
+        return max(16, self.min_tokens)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -81,6 +101,8 @@ class CompletionRequest(_Request):
             raise ValueError("prompt is empty")
         if self.echo and self.stream:
             raise ValueError("echo cannot be combined with stream")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo cannot be combined with logprobs: those of the prompt are not kept")
         return self
 
 
@@ -105,6 +127,12 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role!r} needs content")
+        return self
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it: content as one string."""
