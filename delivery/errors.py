@@ -38,6 +38,10 @@ class DeliverError(Exception):
         lines += [f"  hint: {self.hint}"] if self.hint else []
         return "\n".join(lines)
 
+    def to_json(self) -> dict[str, str]:
+        """The error as `--json` tells it."""
+        return {"code": self.code, "what": self.what, "why": self.why, "hint": self.hint}
+
     def __str__(self) -> str:
         return self.render()
 

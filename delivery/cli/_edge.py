@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,6 @@ from delivery.steps import CATALOG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
@@ -91,13 +91,21 @@ def _bug(error: Exception, session: Session) -> int:
     if session.debug:
         traceback.print_exc()
     else:
-        where = _write_log(session.workdir / "logs")
+        where = _write_log(_logs(session.workdir))
     text = traceback.format_exception_only(error)[-1].strip()
     _answer(session, "bug", f"deliver itself failed: {text}", f"an unexpected error{where}")
     print(f"error[bug]: deliver itself failed: {text}", file=sys.stderr)
     print(f"  why:  an unexpected error{where}", file=sys.stderr)
     print("  hint: deliver --debug ... shows the traceback; please report it with that text", file=sys.stderr)
     return EXIT_BUG
+
+
+def _logs(workdir: Path) -> Path:
+    """Where a crash is written down: a workdir that is there, else the user's own folder for such things."""
+    if workdir.is_dir():
+        return workdir / "logs"
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "deliver" / "logs"
 
 
 def _write_log(folder: Path) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from delivery.errors import UsageError
 from delivery.steps import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from delivery.pipeline.store import Store
 
@@ -43,6 +47,23 @@ class Session:
         return Store(self.workdir)
 
 
+@contextmanager
+def stdout_kept(for_answer: bool) -> Iterator[None]:
+    """With `for_answer`, what libraries and child processes write to stdout meanwhile goes to stderr."""
+    if not for_answer:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 pass_session = click.make_pass_decorator(Session)
 
 
@@ -64,6 +85,21 @@ def workdir_option(function: Callable[..., Any]) -> Callable[..., Any]:
         callback=remember,
         help="Where artifacts, logs and locks are kept.",
     )(function)
+
+
+def read_key(path: Path) -> str:
+    """The key in a file of one: a line `key`, or `name:key` as `serve` takes it.
+
+    Raises UsageError `api-keys-unreadable`.
+    """
+    try:
+        lines = [line.split("#", 1)[0].strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("api-keys-unreadable", f"cannot read the key in {path}", why=str(error)) from error
+    keys = [line.rpartition(":")[2] for line in lines if line]
+    if not keys:
+        raise UsageError("api-keys-unreadable", f"{path} holds no key", why="expected a line with one")
+    return keys[0]
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

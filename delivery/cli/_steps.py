@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import Session, json_option, workdir_option
+from delivery.cli._session import Session, json_option, stdout_kept, workdir_option
 from delivery.errors import UsageError
 from delivery.pipeline.values import check_field, describe, error_code, is_flag, is_list, parsed, type_of
 from delivery.steps.step import fields_of, is_check
@@ -121,9 +121,13 @@ def _callback(step: type[Any]) -> Any:
         session = click.get_current_context().ensure_object(Session)
         shared = {name: given.pop(name) for name in list(given) if name.endswith("__")}
         shared["json__"] = given.pop("as_json")
-        result = _run(step(**_values(step, given)), session, shared)
+        instance = step(**_values(step, given))
+        with stdout_kept(for_answer=shared["json__"]):
+            result = _run(instance, session, shared)
         if shared["json__"]:
-            session.answer({**result.to_json(), "path": shared["out__"] or str(result.artifact.path)})
+            told = {} if result.error is None else {"error": result.error.to_json()}
+            path = shared["out__"] or str(result.artifact.path)
+            session.answer({**result.to_json(), "path": path, **told})
         if result.error is not None:
             raise result.error
 

@@ -27,7 +27,7 @@ def command() -> None:
     """Baselines: one file per model, device and workload, changed only here and with a reason."""
 
 
-@command.command()
+@command.command(short_help="List baselines with their numbers and their history.")
 @click.option("--baselines", type=click.Path(path_type=Path), help="Folder; default: baselines/ here.")
 @json_option
 @workdir_option
@@ -47,7 +47,7 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
         click.echo(f"no baselines in {' or '.join(map(str, roots))}")
 
 
-@command.command()
+@command.command(short_help="Make a measurement the baseline, with a reason.")
 @click.argument("report", required=False)
 @click.option("--reason", required=True, help="Why the baseline changes; kept in its history.")
 @click.option("--model", default=None, help="Model that it is filed under; default: the pipeline's.")
@@ -87,7 +87,7 @@ def update(
     click.echo(f"commit {' '.join(row['path'] for row in rows)}")
 
 
-@command.command()
+@command.command(short_help="Run an engine against itself: spread, and the smallest visible effect.")
 @click.argument("engine", metavar="REF")
 @click.option("--workload", default="demo", show_default=True, metavar="NAME|FILE")
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(2), help="Runs of the same engine.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import pass_session, workdir_option
+from delivery.cli._session import pass_session, read_key, workdir_option
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
@@ -25,7 +26,17 @@ Messages = list[dict[str, str]]
     "--max-tokens", default=512, type=click.IntRange(1), show_default=True, help="Longest answer in tokens."
 )
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="For a URL that wants one.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the key of a URL: a line `key` or `name:key`.",
+)
+@click.option(
+    "--api-key",
+    envvar="OPENAI_API_KEY",
+    show_envvar=True,
+    help="The key itself; a file keeps it out of `ps`.",
+)
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @workdir_option
 @pass_session
@@ -35,6 +46,7 @@ def command(
     system: str | None,
     max_tokens: int,
     temperature: float,
+    api_key_file: Path | None,
     api_key: str | None,
     device: str,
 ) -> None:
@@ -46,7 +58,8 @@ def command(
     if ref.startswith(("http://", "https://")):
         from delivery.serving.remote_chat import RemoteChat
 
-        _converse(RemoteChat(ref, api_key, max_tokens, temperature).answer, start)
+        key = api_key if api_key_file is None else read_key(api_key_file)
+        _converse(RemoteChat(ref, key, max_tokens, temperature).answer, start)
         return
     from delivery.engine import SamplingParams
     from delivery.serving.local_chat import LocalChat

@@ -25,6 +25,7 @@ def command() -> None:
 def _prints(system: str, title: str) -> Callable[..., None]:
     @command.command(
         name=system,
+        short_help=f"Print the CI definition of a pipeline for {title}.",
         help=f"""Print the CI definition of PIPELINE for {title} on stdout.
 
     One job a stage, run on every weight commit; artifacts, caches and reports are passed on, a missing
@@ -64,7 +65,7 @@ _prints("gitlab", "GitLab")
 _prints("github", "GitHub")
 
 
-@command.command()
+@command.command(short_help="Tell a merge request what the checks said.")
 @click.argument("pipeline", required=False, default=_DEFAULT)
 @workdir_option
 @pass_session

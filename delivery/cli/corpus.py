@@ -15,7 +15,7 @@ def command() -> None:
     """Corpora: text that models are calibrated and evaluated on."""
 
 
-@command.command()
+@command.command(short_help="Make calibration and held-out files of documents.")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New folder for the corpus.")
 @click.option("--similarity", default=0.8, show_default=True, help="From which likeness two texts are one.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.cli._session import Session, json_option, pass_session, stdout_kept, workdir_option
 from delivery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,13 +66,15 @@ def command(
         pipeline, force = force[-1], (*force[:-1], _EVERYTHING)
     loaded = _load(session, pipeline, overrides, model)
     if plan:
-        rows = _plan(session, loaded, stages, until, force)
+        with stdout_kept(for_answer=as_json):
+            rows = _plan(session, loaded, stages, until, force)
         if as_json:
             session.answer({"steps": [row.to_json() for row in rows]})
         else:
             _show_plan(rows)
         return
-    result = _run(session, loaded, stages, until, force)
+    with stdout_kept(for_answer=as_json):
+        result = _run(session, loaded, stages, until, force)
     if as_json:
         session.answer(result.to_json())
     else:

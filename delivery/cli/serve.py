@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._session import pass_session, workdir_option
-from delivery.errors import EnvironmentLacking
+from delivery.errors import EnvironmentLacking, UsageError
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from delivery.artifact import Artifact
     from delivery.cli._session import Session
 
@@ -23,7 +25,11 @@ _MIB = 1024 * 1024
 @click.argument("ref")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=23333, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
+    "--port",
+    default=23333,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0: any that is free.",
 )
 @click.option("--model-name", help="Name under which the model is served; default: the model's or folder's.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File of `name:key` lines.")
@@ -91,12 +97,15 @@ def command(
     check_bind(host, auth, allow_unauthenticated=allow_unauthenticated)
     artifact = resolve(session.store, ref)
     configure_logging(log_level, log_file, round(log_max_mib * _MIB), files=3)
-    tokenizer = Checkpoint.open(artifact.path).tokenizer()
+    checkpoint = Checkpoint.open(artifact.path)
+    chosen = {key: value for key, value in engine_options.items() if value is not None}
+    _check_engine(chosen, checkpoint.config)
+    tokenizer = checkpoint.tokenizer()
     listener = listen(host, port)
     settings = Settings(
         engine=artifact.path,
         model_name=model_name or _name(session, artifact),
-        engine_options={key: value for key, value in engine_options.items() if value is not None},
+        engine_options=chosen,
         auth=auth,
         max_body_bytes=round(max_body_mib * _MIB),
         rate_per_minute=rate_limit,
@@ -105,6 +114,28 @@ def command(
     )
     click.echo(f"serving {settings.model_name} on http://{host}:{listener.getsockname()[1]}", err=True)
     serve(settings, tokenizer, listener)
+
+
+def _check_engine(options: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """What the engine would refuse in its own process, after the server has started.
+
+    Raises UsageError `engine-option-invalid`, `session-too-long`, EnvironmentLacking `no-gpu`.
+    """
+    from delivery.device import resolve_device
+    from delivery.engine.options import EngineOptions
+    from delivery.model.families import family_for
+
+    EngineOptions.of(options)
+    resolve_device(options.get("device", "auto"))
+    longest = family_for(config).config(config).max_position
+    asked = options.get("max_model_len")
+    if asked is not None and asked > longest:
+        raise UsageError(
+            "session-too-long",
+            f"--max-model-len {asked} is more than the model was made for",
+            why=f"its config states max_position_embeddings {longest}",
+            hint=f"--max-model-len {longest}",
+        )
 
 
 def _name(session: Session, artifact: Artifact) -> str:

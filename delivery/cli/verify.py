@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from delivery.artifact import Kind
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.errors import DataError, DeliverError
 
 if TYPE_CHECKING:
     from delivery.artifact import Artifact
@@ -24,28 +24,68 @@ if TYPE_CHECKING:
 def command(session: Session, ref: str | None, key: str | None, as_json: bool) -> None:
     """Verify REF: a path, a digest or a tag; without REF, everything in the workdir.
 
-    A damaged file is named, and the exit code is 1. Of a release the signature is verified too: with
-    --key, that it is by that key; without, only that it fits the key inside, which proves no identity.
-    A plain Hugging Face directory has no checksums: there, config, index and headers are checked
-    against each other.
+    Every damaged file is named, and the exit code is 1 when there is one. Of a release the signature is
+    verified too: with --key, that it is by that key; without, only that it fits the key inside, which proves
+    no identity. A plain Hugging Face directory has no checksums: there, config, index and headers are
+    checked against each other.
     """
-    from delivery.pipeline.collect import verify
-    from delivery.pipeline.refs import find, is_external
+    from delivery.pipeline.refs import find
 
-    artifacts = [find(session.store, ref)] if ref is not None else list(session.store.artifacts())
-    done = []
+    if ref is not None:
+        artifacts, unreadable = [find(session.store, ref)], []
+    else:
+        artifacts = list(session.store.artifacts())
+        unreadable = session.store.unreadable()
+    rows: list[dict[str, Any]] = [
+        {"path": str(path), "passed": False, "damage": "it has no manifest that can be read"}
+        for path in unreadable
+    ]
+    errors: list[DeliverError] = []
     for artifact in artifacts:
-        if is_external(artifact):
-            _verify_plain(artifact)
-        else:
-            verify(artifact)
-        if artifact.kind == Kind.RELEASE:
-            _verify_release(artifact.path, key)
-        done.append(_row(artifact, checksums=not is_external(artifact)))
-        if not as_json:
-            click.echo(_told(artifact, checksums=not is_external(artifact)))
+        row = _row(artifact)
+        try:
+            _verify(artifact, key)
+        except DeliverError as error:
+            errors.append(error)
+            row |= {"passed": False, "damage": error.why or error.what}
+        rows.append(row)
+    if not as_json:
+        for row in rows:
+            if row["passed"] or len(rows) > 1:
+                click.echo(_told(row))
+    failed = _summary(rows, errors)
     if as_json:
-        click.echo(json.dumps({"passed": True, "artifacts": done}, ensure_ascii=False))
+        told = {} if failed is None else {"error": failed.to_json()}
+        session.answer({"passed": failed is None, "artifacts": rows, **told})
+    if failed is not None:
+        raise failed
+
+
+def _verify(artifact: Artifact, key: str | None) -> None:
+    from delivery.pipeline.collect import verify
+    from delivery.pipeline.refs import is_external
+
+    if is_external(artifact):
+        _verify_plain(artifact)
+    else:
+        verify(artifact)
+    if artifact.kind == Kind.RELEASE:
+        _verify_release(artifact.path, key)
+
+
+def _summary(rows: list[dict[str, Any]], errors: list[DeliverError]) -> DeliverError | None:
+    """The one error of the command: that of the one artifact, or how many of them are damaged."""
+    bad = [row for row in rows if not row["passed"]]
+    if not bad:
+        return None
+    if len(rows) == 1 and errors:
+        return errors[0]
+    return DataError(
+        "artifact-damaged",
+        f"{len(bad)} of {len(rows)} artifacts are damaged",
+        why="; ".join(f"{row['path']}: {row['damage']}" for row in bad),
+        hint="deliver run makes what is damaged again; copied artifacts have to be copied again",
+    )
 
 
 def _verify_release(release: Path, key: str | None) -> None:
@@ -64,16 +104,23 @@ def _verify_plain(artifact: Artifact) -> None:
     Checkpoint.open(artifact.path)
 
 
-def _row(artifact: Artifact, *, checksums: bool) -> dict[str, object]:
+def _row(artifact: Artifact) -> dict[str, Any]:
+    from delivery.pipeline.refs import is_external
+
     return {
         "artifact": artifact.digest,
         "path": str(artifact.path),
         "kind": artifact.kind.value,
         "files": len(artifact.manifest.files),
-        "checksums": checksums,
+        "checksums": not is_external(artifact),
+        "passed": True,
     }
 
 
-def _told(artifact: Artifact, *, checksums: bool) -> str:
-    how = "every file matches its checksum" if checksums else "sound; it has no checksums to compare with"
-    return f"{artifact.path}: {artifact.kind}, {len(artifact.manifest.files)} files, {how}"
+def _told(row: dict[str, Any]) -> str:
+    if not row["passed"]:
+        return f"{row['path']}: damaged: {row['damage']}"
+    how = "every file matches its checksum"
+    if not row["checksums"]:
+        how = "sound; it has no checksums to compare with"
+    return f"{row['path']}: {row['kind']}, {row['files']} files, {how}"

@@ -79,7 +79,7 @@ class RunResult:
             "release": str(self.release) if self.release else None,
         }
         if self.error is not None:
-            out["error"] = {"code": self.error.code, "what": self.error.what, "why": self.error.why}
+            out["error"] = self.error.to_json()
         return out
 
     def last_line(self) -> str:

@@ -210,6 +210,12 @@ class Store:
             if (artifact := self._readable(path)) is not None:
                 yield artifact
 
+    def unreadable(self) -> list[Path]:
+        """Folders among the artifacts that have no whole manifest."""
+        folder = self.workdir / "artifacts"
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in paths if self._readable(path) is None]
+
     def find(self, digest: str) -> Artifact | None:
         """The artifact of a whole digest, None when the store has it not or not undamaged."""
         artifact = self._readable(self.path_of(digest))

@@ -41,6 +41,8 @@ def configure_logging(level: str, log_file: Path | None, max_bytes: int, files: 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What uvicorn tells of its own life at INFO, our lines tell too.
+    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -93,7 +95,8 @@ async def _serve(server: Any, app: FastAPI, settings: Settings, listener: socket
     watch = asyncio.create_task(_until_failure(state, stop))
     await stop.wait()
     state.draining = True
-    log.info("draining: %d requests in flight", state.engine.in_flight)
+    if state.engine.ready is not None:
+        log.info("draining: %d requests in flight", state.engine.in_flight)
     deadline = loop.time() + settings.drain_timeout_s
     while state.engine.in_flight and state.engine.failure is None and loop.time() < deadline:
         await asyncio.sleep(_DRAIN_POLL_S)

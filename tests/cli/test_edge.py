@@ -92,6 +92,34 @@ def test_a_bug_is_70_with_its_traceback_in_a_file(deliver, tmp_path):
     assert "in _pause" in err
 
 
+def test_a_crash_outside_a_workdir_leaves_the_folder_alone(deliver, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("delivery.pipeline.store.Store.tags", lambda self: 1 / 0)
+    code, _, err = deliver("tag")
+    assert code == 70
+    assert not (tmp_path / ".deliver").exists()
+    log = re.search(r"traceback in (\S+)", err)[1]
+    assert log.startswith(str(tmp_path / "state/deliver/logs/crash-"))
+    assert "ZeroDivisionError" in Path(log).read_text()
+
+
+def test_nothing_but_the_object_reaches_stdout(tmp_path):
+    (tmp_path / "p.yaml").write_text(fake_steps.PIPELINE)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_steps; from delivery.cli import main;"
+        "sys.exit(main(sys.argv[1:], steps=fake_steps.STEPS))"
+    )
+    folder = str(Path(fake_steps.__file__).parent)
+    step = ["shrink", "--checkpoint", ".deliver/latest/make", "--fail", "noise", "--force", "--json"]
+    for args in (["run", "p.yaml", "--set", "shrink.fail=noise", "--json"], step):
+        command = [sys.executable, "-c", code, folder, *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["passed"] is True
+        assert "noise of a library" in done.stderr
+        assert "noise of a child" in done.stderr
+
+
 def test_a_secret_does_not_reach_the_crash_log(deliver, tmp_path):
     deliver("run", "p.yaml", "--set", "shrink.fail=bug", "--set", "shrink.token=hunter2")
     everything = [p for p in (tmp_path / ".deliver").rglob("*") if p.is_file()]

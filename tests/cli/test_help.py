@@ -67,6 +67,15 @@ def test_every_command_file_says_what_it_does():
         assert len(first) < 110
 
 
+def test_pages_of_groups_cut_no_line():
+    for command in ("baseline", "corpus", "ci"):
+        out = loaded(command, "--help", modules={"torch"})[0]
+        listed = out.partition("Commands:\n")[2]
+        assert listed
+        assert "..." not in listed
+        assert all(line.rstrip().endswith(".") for line in listed.splitlines() if line.strip()), listed
+
+
 def test_help_is_quick():
     times = []
     for _ in range(5):

@@ -34,6 +34,51 @@ def test_values_that_cannot_be_are_usage_errors(deliver, args, words):
     assert words in err
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--max-model-len=100000", "--max-model-len 100000 is more than the model was made for"),
+        ("--block-size=0", "block_size is 0"),
+        ("--cache-max-entry-count=-1", "cache_max_entry_count is -1"),
+        ("--device=cuda", "no NVIDIA GPU can be used"),
+    ],
+)
+def test_the_engines_options_are_checked_before_the_server_starts(
+    deliver, tiny_checkpoint, monkeypatch, option, words
+):
+    monkeypatch.setattr("delivery.device.gpu_count", lambda: 0)
+    code, out, err = deliver("serve", str(tiny_checkpoint), "--port", "0", option)
+    assert code in (2, 6)
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0].startswith("error[")
+    assert words in lines[0]
+    assert sum("error[" in line for line in lines) == 1
+    assert "serving" not in err
+
+
+def test_chat_takes_the_key_of_a_server_from_a_file(deliver, tmp_path, monkeypatch):
+    given = []
+
+    class Remote:
+        def __init__(self, url, key, *_):
+            given.append(key)
+
+        def answer(self, messages):
+            return iter(())
+
+    monkeypatch.setattr("delivery.serving.remote_chat.RemoteChat", Remote)
+    monkeypatch.setattr("builtins.input", lambda _: "/exit")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for text in ("sk-1\n", "# mine\nme:sk-1  # of May\n"):
+        (tmp_path / "key").write_text(text)
+        assert deliver("chat", "http://x", "--api-key-file", "key")[0] == 0
+    assert given == ["sk-1", "sk-1"]
+    (tmp_path / "key").write_text("# none\n")
+    code, _, err = deliver("chat", "http://x", "--api-key-file", "key")
+    assert (code, "error[api-keys-unreadable]: key holds no key" in err) == (2, True)
+
+
 def test_what_lies_under_a_digest_is_served_under_the_models_name(tmp_path):
     session = Session(workdir=tmp_path / "work")
     with session.store.building() as out:

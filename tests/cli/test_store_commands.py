@@ -66,6 +66,29 @@ def test_verify_names_the_damaged_file(deliver, ran, tmp_path):
     assert err.startswith("error[artifact-damaged]: o is damaged\n  why:  weights.bin has SHA-256 ")
 
 
+def test_verify_goes_on_after_the_first_damaged_artifact(deliver, ran, tmp_path):
+    for name in ("make", "assemble"):
+        file = next(
+            p
+            for p in (tmp_path / ".deliver/artifacts" / ran[name]).glob("*")
+            if p.suffix != ".json" or p.name == "engine.json"
+        )
+        file.chmod(0o644)
+        file.write_bytes(b"other")
+    (tmp_path / ".deliver/artifacts" / ran["pack"] / "manifest.json").write_text("{")
+    code, out, err = deliver("verify")
+    assert code == 1
+    damaged = [line for line in out.splitlines() if ": damaged: " in line]
+    assert len(damaged) == 3
+    assert sum("every file matches" in line for line in out.splitlines()) == len(out.splitlines()) - 3
+    assert err.startswith("error[artifact-damaged]: 3 of ")
+    assert all(ran[name] in err for name in ("make", "assemble", "pack"))
+    code, out, _ = deliver("verify", "--json")
+    answer = json.loads(out)
+    assert (code, answer["passed"], answer["error"]["code"]) == (1, False, "artifact-damaged")
+    assert sum(not row["passed"] for row in answer["artifacts"]) == 3
+
+
 def test_verify_a_plain_directory_of_a_broken_model(deliver, tmp_path):
     folder = tmp_path / "hf"
     folder.mkdir()
