@@ -61,7 +61,7 @@ class Package:
         Kind.CALIBRATION, "Calibration it was made with, for the provenance.", many=True, optional=True
     )
 
-    model: str = param("", "The model, as the pipeline names it.")
+    model: str = param("", "The model, as the pipeline names it.", path=True)
     release_name: str = param("", "Name of the chart; default: from the model.")
     model_name: str = param("", "Name under which the model is served; default: the chart's name.")
     chart_version: str = param("0.1.0", "Version of the chart (SemVer).")
@@ -195,7 +195,7 @@ class Package:
             source=self.model_source,
             annotations={
                 "deliver.dev/engine": f"sha256:{served.digest}",
-                "deliver.dev/model": self.model or name,
+                "deliver.dev/model": self._model_shown() or name,
                 **({"deliver.dev/commit": self.commit} if self.commit else {}),
             },
         )
@@ -208,7 +208,11 @@ class Package:
     def _told(self) -> dict[str, Any]:
         """The parameters, as the provenance states them."""
         fields = [f for f in fields_of(type(self)) if not f.is_input and not f.metadata["local"]]
-        return {f.name: getattr(self, f.name) for f in fields}
+        return {f.name: getattr(self, f.name) for f in fields} | {"model": self._model_shown()}
+
+    def _model_shown(self) -> str:
+        """The model without folders of this machine, so that the same work gives the same bytes elsewhere."""
+        return Path(self.model).resolve().name if self.model and Path(self.model).exists() else self.model
 
 
 def _checks() -> list[str]:

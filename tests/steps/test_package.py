@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from delivery.artifact import Artifact, Kind, Manifest, hash_tree, write_manifest
 from delivery.engine import build
@@ -191,3 +193,25 @@ def test_the_provenance_knows_the_whole_chain_and_no_local_path(make: Make, tmp_
     for path in ctx.out.rglob("*"):
         if path.is_file():
             assert str(tmp_path).encode() not in path.read_bytes(), path
+
+
+def test_where_the_model_lay_is_not_in_the_release(
+    make: Make, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    key = tmp_path / "key.pem"
+    secret = Ed25519PrivateKey.generate()
+    key.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    made = []
+    ctx = make()
+    for place in ("here", "elsewhere"):
+        model = tmp_path_factory.mktemp(place) / "my-model"
+        model.mkdir()
+        again = Context(tmp_path / place, ctx.bound)
+        again.out.mkdir()
+        Package(model=str(model), signing_key=str(key)).run(again)
+        found = {p.relative_to(again.out): p.read_bytes() for p in again.out.rglob("*") if p.is_file()}
+        assert not [path for path, content in found.items() if str(model.parent).encode() in content]
+        made.append(found)
+    assert made[0] == made[1]
+    chart = yaml.safe_load(made[0][Path("chart/my-model/Chart.yaml")])
+    assert chart["annotations"]["deliver.dev/model"] == "my-model"
