@@ -18,7 +18,8 @@ from delivery.artifact import Json
 from delivery.checkpoint import Checkpoint, CheckpointWriter
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.fingerprint import build_fingerprint, differences, unusable
-from delivery.engine.packed_files import Packer, unpack
+from delivery.engine.packed_files import Packer, tensor_names, unpack
+from delivery.engine.read_weights import read_to
 from delivery.errors import DataError, EnvironmentLacking
 from delivery.kernels.tuning import TuningTable
 from delivery.model.config import ModelConfig
@@ -98,6 +99,8 @@ def read_engine(path: Path, config: ModelConfig, device: torch.device) -> Engine
     layout = _read(path / LAYOUT_FILE)
     files = Checkpoint.open(path)
     read: dict[str, torch.Tensor] = {}
+    if device.type == "cuda":
+        read = read_to(files, tensor_names(layout), device)
 
     def tensor(name: str) -> torch.Tensor:
         if name not in read:

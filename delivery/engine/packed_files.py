@@ -7,7 +7,7 @@ stored, so a new form needs no code here. Only classes of this package are made 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -72,6 +72,19 @@ def unpack(value: Json, tensor: Callable[[str], torch.Tensor]) -> Any:
         return {unpack(k, tensor): unpack(v, tensor) for k, v in value["map"]}
     cls = _class(value.get("class", ""))
     return cls(**{name: unpack(item, tensor) for name, item in value["fields"].items()})
+
+
+def tensor_names(value: Json) -> Iterator[str]:
+    """The tensors that a packed value names, in order; one may come several times."""
+    if isinstance(value, dict):
+        if isinstance(value.get("tensor"), str):
+            yield value["tensor"]
+            return
+        for inner in value.values():
+            yield from tensor_names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from tensor_names(inner)
 
 
 def _class(path: str) -> Any:

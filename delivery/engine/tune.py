@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from delivery.engine.compile_ahead import Task, compile_ahead
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.forms_gpu import Dense, EightByEight, FourBit, GatedEightByEight
 from delivery.errors import EnvironmentLacking
@@ -37,6 +38,10 @@ class Subject:
     k: int
     layer: Layer
     sampling: bool = False
+
+    def rows(self, rows: Sequence[int], sampled: int) -> list[int]:
+        """Of the row counts those that this layer may see, when at most `sampled` rows sample."""
+        return [count for count in rows if not self.sampling or count <= bucket(sampled)]
 
     def candidates(self, rows: int) -> list[Choice]:
         """Backends and tiles worth a try: of tiles that differ in depth alone, the deepest ring."""
@@ -108,11 +113,14 @@ def measured(
     the most rows that sample in a step. progress is told of every shape.
     """
     table = TuningTable()
+    if torch.cuda.is_available():
+        count = compile_ahead(_tasks(model, rows, sampled), model.dtype)
+        progress(f"{count} kernels compiled")
     for subject in subjects(model):
         progress(f"{subject.op} {subject.n} x {subject.k}")
         layers = [subject.layer, *_copies(subject.layer)]
-        for count in [r for r in rows if not subject.sampling or r <= bucket(sampled)]:
-            x = _activations(subject.layer, count, subject.k, model.dtype)
+        for count in subject.rows(rows, sampled):
+            x = sample_activations(subject.layer, count, subject.k, model.dtype)
             # With many rows the weights are read once for much arithmetic: cold or not hardly matters.
             cold = layers if count <= _FEW_ROWS else layers[:2]
 
@@ -133,8 +141,15 @@ def measured(
     return table
 
 
+def _tasks(model: EngineModel, rows: Sequence[int], sampled: int) -> Iterator[Task]:
+    for subject in subjects(model):
+        for count in subject.rows(rows, sampled):
+            for choice in subject.candidates(count):
+                yield subject.layer, count, subject.n, subject.k, choice
+
+
 def run_layer(layer: Layer, x: Any, choice: Choice) -> torch.Tensor:
-    """One layer by one choice; x as `_activations` makes it for the layer."""
+    """One layer by one choice; x as `sample_activations` makes it for the layer."""
     if isinstance(layer, FourBit):
         return linear_w4a16.run(x, layer.packed, layer.bias, choice)
     if isinstance(layer, EightByEight):
@@ -144,7 +159,8 @@ def run_layer(layer: Layer, x: Any, choice: Choice) -> torch.Tensor:
     return linear_w16a16.run(x, layer.weight, layer.bias, choice)
 
 
-def _activations(layer: Layer, rows: int, k: int, dtype: torch.dtype) -> Any:
+def sample_activations(layer: Layer, rows: int, k: int, dtype: torch.dtype) -> Any:
+    """Random activations [rows, k] as a layer takes them: quantised, with their scales, for 8 bits."""
     x = torch.randn(rows, k, device=next(_tensors(layer)).device).to(dtype)
     if isinstance(layer, EightByEight | GatedEightByEight):
         return QUANTIZE(x, layer.packed.weight.dtype, layer.packed.input_scale)

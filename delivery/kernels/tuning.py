@@ -48,6 +48,7 @@ class Choice:
 
 
 Key = tuple[str, int, int, int]
+_NEAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,16 @@ def measure(
 ) -> tuple[Choice, float]:
     """The fastest candidate and its time in µs. `run` executes one, `time_us` times a call.
 
-    All are timed twice, the second time in opposite order, and the mean counts: under long products a card
-    reaches its power limit and slows down, which would favour whoever came first.
+    Those within a quarter of the fastest are timed again in opposite order, and the mean counts: under long
+    products a card reaches its power limit and slows down, which would favour whoever came first.
     A candidate that cannot be launched (RuntimeError: out of shared memory or registers) is left out.
     Raises DataError `nothing-to-measure` when none can.
     """
     listed = list(candidates)
     first = {i: taken for i, c in enumerate(listed) if (taken := _taken(c, run, time_us)) is not None}
     means: dict[int, float] = {}
-    for i in reversed(first):
+    near = min(first.values(), default=0.0) * _NEAR
+    for i in reversed([i for i, taken in first.items() if taken <= near]):
         again = _taken(listed[i], run, time_us)
         if again is not None:
             means[i] = (first[i] + again) / 2
