@@ -234,6 +234,10 @@ def test_every_object_of_the_schema_is_closed(make_spec: MakeSpec, tmp_path: Pat
         (["model.source=http"], "model.http.url is not set"),
         (["model.source=image", "model.image.repository=r"], "model.image.digest is not set"),
         (["ingress.enabled=true"], "ingress.host is not set"),
+        (["drain.preStopSeconds=400"], "leaves no time after drain.preStopSeconds 400"),
+        (["autoscaling.mode=hpa", "autoscaling.minReplicas=5"], "minReplicas 5 is more than"),
+        (["autoscaling.mode=keda", "autoscaling.minReplicas=5"], "minReplicas 5 is more than"),
+        (["strategy.maxSurge=0", "strategy.maxUnavailable=0"], "no pod could ever be replaced"),
     ],
 )
 def test_contradictions_are_refused(options: list[str], told: str, chart: Path, helm: Helm) -> None:

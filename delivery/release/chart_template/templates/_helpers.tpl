@@ -61,6 +61,22 @@ capabilities:
   drop: ["ALL"]
 {{- end -}}
 
+{{/* Values that are fine each by itself and impossible together; the cluster would say so only at the roll-out. */}}
+{{- define "llm.agreement" -}}
+{{- $drain := .Values.drain -}}
+{{- if lt (int $drain.gracePeriodSeconds) (add (int $drain.preStopSeconds) 10 | int) -}}
+{{- fail (printf "drain.gracePeriodSeconds %d leaves no time after drain.preStopSeconds %d: at least 10 s more" (int $drain.gracePeriodSeconds) (int $drain.preStopSeconds)) -}}
+{{- end -}}
+{{- $scaling := .Values.autoscaling -}}
+{{- if and (ne $scaling.mode "none") (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas %d is more than autoscaling.maxReplicas %d" (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- $strategy := .Values.strategy -}}
+{{- if and (eq $strategy.type "RollingUpdate") (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
+{{- fail "strategy.maxSurge and strategy.maxUnavailable are both 0: no pod could ever be replaced" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The server's environment, as a list. A name that stands twice is refused: server-side apply rejects it. */}}
 {{- define "llm.env" -}}
 {{- $env := list (dict "name" "HOME" "value" "/tmp") (dict "name" "XDG_CACHE_HOME" "value" "/tmp/cache") -}}
