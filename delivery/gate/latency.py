@@ -80,10 +80,13 @@ def compare_latency(
     paired: run i of the baseline was measured beside run i of the candidate. Both sides need at least
     5 runs of at least 130 finite, positive samples; otherwise the status is "invalid". `look` is one of
     `looks.looks()` while more pairs may follow; by default this is the only look, with a 90 % interval.
-    Raises ValueError for a limit that is not above 1 or a percentile outside (0, 100).
+    Raises ValueError for a limit that is not a finite number above 1, a floor that is not a finite number
+    from 0 on, or a percentile outside (0, 100).
     """
-    if not limit > 1.0:
-        raise ValueError(f"a limit on a ratio is above 1, got {limit}")
+    if not 1.0 < limit < float("inf"):
+        raise ValueError(f"a limit on a ratio is above 1 and finite, got {limit}")
+    if not 0.0 <= floor_ms < float("inf"):
+        raise ValueError(f"a floor is a number of ms from 0 on, got {floor_ms}")
     if not 0.0 < percentile < 100.0:
         raise ValueError(f"a percentile lies between 0 and 100, got {percentile}")
     base, cand = _arrays(baseline), _arrays(candidate)

@@ -45,7 +45,7 @@ def parse_bound(name: str, value: Any) -> Bound:
     """A bound from its written form. Raises UsageError `bad-limit`, `unknown-metric`."""
     direction = definition(name).direction
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
+        number = _number(name, value)
         if direction == "both":
             raise _bad(name, f"{name} can be wrong in both directions", "write {min: …, max: …}")
         return Bound(low=number) if direction == "higher" else Bound(high=number)
@@ -53,9 +53,18 @@ def parse_bound(name: str, value: Any) -> Bound:
         for key in value:
             if key not in ("min", "max"):
                 raise _bad(name, f"unknown key {key!r}", did_you_mean(str(key), ("min", "max")))
-        sides = {k: float(v) for k, v in value.items()}
+        sides = {k: _number(name, v) for k, v in value.items()}
+        if len(sides) == 2 and sides["min"] > sides["max"]:
+            raise _bad(name, f"nothing lies between {sides['min']:g} and {sides['max']:g}", "min ≤ max")
         return Bound(low=sides.get("min"), high=sides.get("max"))
     raise _bad(name, f"expected a number or {{min, max}}, got {value!r}", f"for example {name}: 1.1")
+
+
+def _number(name: str, value: Any) -> float:
+    """A bound that is infinite, or no number, would never be broken."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise _bad(name, f"expected a finite number, got {value!r}", f"for example {name}: 1.1")
 
 
 def bound_for(limits: Mapping[str, Any], name: str) -> Bound | None:

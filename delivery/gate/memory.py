@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from delivery.gate.report import Verdict, worst
 
@@ -58,13 +59,18 @@ def compare_memory(
     A component fails when it leaves ±`limit` of the baseline by more than `floor_bytes` (0 on a GPU,
     where the allocator counts exactly; resident memory of a CPU process is known less well). A missing,
     negative or non-finite number, or another number of KV tokens, is "invalid".
-    Raises ValueError for a limit outside (0, 1).
+    Raises ValueError for a limit outside (0, 1) or a floor that is not a finite number from 0 on.
     """
     if not 0.0 < limit < 1.0:
         raise ValueError(f"a memory limit is a share between 0 and 1, got {limit}")
+    if not 0.0 <= floor_bytes < math.inf:
+        raise ValueError(f"a floor is a number of bytes from 0 on, got {floor_bytes}")
     tokens = baseline.get("kv_tokens"), candidate.get("kv_tokens")
-    if tokens[0] is None or tokens[1] is None:
-        return MemoryVerdict(Verdict.INVALID, "the number of KV tokens is missing")
+    for side, count in zip(("baseline", "candidate"), tokens, strict=True):
+        if count is None:
+            return MemoryVerdict(Verdict.INVALID, f"the {side}'s number of KV tokens is missing")
+        if not _counts(count):
+            return MemoryVerdict(Verdict.INVALID, f"the {side}'s number of KV tokens is {count!r}")
     if tokens[0] != tokens[1]:
         return MemoryVerdict(
             Verdict.INVALID,
@@ -83,7 +89,7 @@ def _component(
     name: str, baseline: float | None, candidate: float | None, limit: float, floor_bytes: float
 ) -> ComponentVerdict:
     for side, value in (("baseline", baseline), ("candidate", candidate)):
-        if value is None or not math.isfinite(value) or value <= 0:
+        if not _counts(value):
             return ComponentVerdict(Verdict.INVALID, f"the {side}'s {name} is {value}, not a positive number")
     assert baseline is not None
     assert candidate is not None
@@ -92,6 +98,11 @@ def _component(
     outside = abs(change) > limit + _ROUNDING and abs(candidate - baseline) > floor_bytes
     status = Verdict.FAIL if outside else Verdict.PASS
     return ComponentVerdict(status, reason, float(baseline), float(candidate))
+
+
+def _counts(value: Any) -> bool:
+    """Whether it is a positive, finite number; JSON from elsewhere holds anything."""
+    return isinstance(value, Real) and value is not True and 0 < float(value) < math.inf
 
 
 def _mib(size_bytes: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.errors import UsageError, did_you_mean
 from delivery.gate.metrics import definition
-from delivery.gate.report import Finding, Report, Verdict
+from delivery.gate.report import Finding, Report, Verdict, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +27,8 @@ class Waiver:
     check: str = ""
 
     def covers(self, report: Report, metric: str) -> bool:
-        return self.metric == metric and self.check in ("", report.check)
+        """A metric without a corpus stands for every corpus, as it does among limits."""
+        return self.metric in (metric, definition(metric).name) and self.check in ("", report.check)
 
 
 def parse(entry: Mapping[str, Any]) -> Waiver:
@@ -56,7 +57,9 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
     """The report with its waived failures marked.
 
     The verdict becomes `waived` when every failing metric is covered; a failure without a metric, an
-    inconclusive or an invalid measurement cannot be waived. Expired waivers are named and do nothing.
+    inconclusive or an invalid measurement cannot be waived. Where such a part stands beside the failure
+    (`details["besides"]`, or another metric's status), the verdict becomes that part's. Expired waivers are
+    named and do nothing.
     """
     known = [w if isinstance(w, Waiver) else parse(w) for w in waivers]
     failing = [m.name for m in report.metrics if m.status == Verdict.FAIL]
@@ -77,13 +80,19 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
     everything = bool(failing) and waived >= set(failing) and report.verdict is Verdict.FAIL
     return replace(
         report,
-        verdict=Verdict.WAIVED if everything else report.verdict,
+        verdict=_left(report) if everything else report.verdict,
         metrics=tuple(
             replace(m, status=Verdict.WAIVED.value) if m.status == Verdict.FAIL and m.name in waived else m
             for m in report.metrics
         ),
         findings=(*findings, *report.findings),
     )
+
+
+def _left(report: Report) -> Verdict:
+    """What a report says once its failures are waived."""
+    told = [m.status for m in report.metrics] + [str(report.details.get("besides", "shown"))]
+    return worst([Verdict.WAIVED, *(Verdict(s) for s in told if s not in ("shown", Verdict.FAIL))])
 
 
 def _bad(entry: Mapping[str, Any], why: str, hint: str) -> UsageError:

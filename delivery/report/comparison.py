@@ -253,6 +253,7 @@ class Judge:
             evidence=(MEASUREMENT, *self.measured.files()),
             details={
                 "runtime": side.runtime,
+                "besides": worst([p.verdict for p in parts if p.verdict is not Verdict.FAIL]).value,
                 "commit": compose.current_commit(),
                 "baseline": dict(reference.origin) if reference else None,
                 "level": f"{1 - 2 * self._look(reference).error:.0%}".replace("%", " %"),

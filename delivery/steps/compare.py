@@ -73,7 +73,7 @@ class Compare:
         1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True, at_least=1
     )
     memory_limit: float = param(
-        0.10, "Largest departure of memory from the baseline's.", judges=True, at_least=0
+        0.10, "Largest departure of memory from the baseline's.", judges=True, at_least=0.001, at_most=0.999
     )
     memory_floor_bytes: int = param(
         16 << 20, "On a CPU, a difference in memory too small to be told from noise.", judges=True

@@ -351,3 +351,18 @@ def test_judging_needs_no_torch():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert Judge
+
+
+def test_a_waived_loss_of_speed_does_not_let_memory_pass_that_was_not_comparable(judged):
+    from datetime import date
+
+    from delivery.gate import waivers
+
+    commit(judged, side())
+    report = judged(side(50, slower=1.3, kv_tokens=2048.0))
+    assert report.verdict is Verdict.FAIL
+    told = [
+        {"metric": name, "owner": "Ann", "reason": "known", "expires": "2099-01-01"}
+        for name in ("ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms")
+    ]
+    assert waivers.apply(report, told, date(2026, 1, 1)).verdict is Verdict.INVALID
