@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delivery.artifact import canonical_json
@@ -15,7 +18,6 @@ from delivery.gate.report import FILE_NAME, Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from delivery.artifact import Artifact
     from delivery.gate.baseline import Snapshot
@@ -25,7 +27,14 @@ _GIT_TIMEOUT_S = 5
 
 
 def current_commit() -> str:
-    """The commit that is being checked: from CI's variables, else from git; "" outside a repository."""
+    """The commit that is being checked: from CI's variables, else from git; "" outside a repository.
+
+    Of a pull request on GitHub that is its newest commit: GITHUB_SHA is there a merge that nobody has made.
+    """
+    if os.environ.get("GITHUB_EVENT_NAME") == "pull_request":
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text("utf-8"))
+            return str(event["pull_request"]["head"]["sha"])
     for name in _COMMIT_VARIABLES:
         if value := os.environ.get(name):
             return value
