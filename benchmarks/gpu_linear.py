@@ -237,20 +237,13 @@ def measure_quantize() -> Iterator[dict[str, Any]]:
     """Per-token quantisation of bf16 rows to int8."""
     from delivery.kernels.quantize_per_token import OP
 
-    for m in (1, 64, 2048):
+    for m in (1, 64, 256, 2048, 8192):
         for k in (4096, 14336):
             inputs = [_x(m, k)[0] for _ in range(copies_for(2 * m * k))]
             calls = [lambda x=x: OP(x, torch.int8) for x in inputs]
             taken = graph_us(calls, launches=20)
-            gbs = round(3 * m * k / taken / 1e3)
-            yield {
-                "op": "quantize",
-                "impl": "triton",
-                "shape": str(k),
-                "M": m,
-                "us": round(taken, 2),
-                "gbs": gbs,
-            }
+            row = {"op": "quantize", "impl": "triton", "shape": str(k), "M": m, "us": round(taken, 2)}
+            yield row | {"gbs": round(3 * m * k / taken / 1e3)}
 
 
 def best_of(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:

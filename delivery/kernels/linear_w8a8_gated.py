@@ -1,7 +1,7 @@
 """Gate and up projections in 8 bits with their activation: y = silu(x · gateᵀ) · (x · upᵀ).
 
 The weight's rows are gates and ups in turns of eight (`w8_layout.pack_gated`), so that both sums of a feature
-meet in one thread of the product, and neither is written: half of the answer's bytes, and one pass less.
+meet in one thread of the product, and neither is written.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ def table_name(packed: PackedW8) -> str:
 
 
 def candidates(n: int, k: int, rows: int, dtype: torch.dtype) -> Iterator[Choice]:
-    """Choices worth measuring: those of the product alone but `int_mm`, which has an epilogue already."""
-    for choice in linear_w8a8.candidates(n, k, rows, dtype):
-        if choice.backend != "int_mm":
-            yield choice
+    """Choices worth measuring: the tiles of the product alone."""
+    yield from (choice for choice in linear_w8a8.candidates(n, k, rows, dtype) if choice.tile is not None)
 
 
 def run(
@@ -120,30 +118,9 @@ def _triton(
     x_scale: Optional = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    return _two_launches(x, packed, bias, x_scale, out_dtype, "triton")
-
-
-def _scaled_mm(
-    x: torch.Tensor,
-    packed: PackedW8,
-    bias: Optional = None,
-    x_scale: Optional = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:
-    return _two_launches(x, packed, bias, x_scale, out_dtype, "scaled_mm")
-
-
-def _two_launches(
-    x: torch.Tensor,
-    packed: PackedW8,
-    bias: Optional,
-    x_scale: Optional,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> torch.Tensor:
     from delivery.kernels.gpu.activation import silu_mul
 
-    y = linear_w8a8.OP(x, packed, bias, None, x_scale, out_dtype, backend=backend)
+    y = linear_w8a8.OP(x, packed, bias, None, x_scale, out_dtype, backend="triton")
     return silu_mul(y, "silu", in_turns=True)
 
 
@@ -163,10 +140,6 @@ def _why_not_hopper(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs
 
 def _why_not_triton(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs: object) -> str | None:
     return _why_not(packed) or why_not_triton(x)
-
-
-def _why_not_scaled_mm(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs: object) -> str | None:
-    return _why_not_triton(x, packed) or linear_w8a8.OP.backends["scaled_mm"].why_not(x, packed)
 
 
 def _preferred(x: torch.Tensor, packed: PackedW8, *_args: object, **_kwargs: object) -> str | None:
@@ -210,7 +183,6 @@ OP = Op(
     backends={
         "cpu": Backend(reference, why_not_cpu),
         "hopper": Backend(_hopper, _why_not_hopper),
-        "scaled_mm": Backend(_scaled_mm, _why_not_scaled_mm),
         "triton": Backend(_triton, _why_not_triton),
     },
     cases=_cases,
