@@ -46,7 +46,10 @@ class MemoryPlan:
         return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.state_bytes + self.kv_bytes
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "total_bytes": self.total_bytes}
+        """What is written; not what was free at that moment, which would make equal builds differ."""
+        numbers = asdict(self)
+        del numbers["available_bytes"]
+        return {**numbers, "total_bytes": self.total_bytes}
 
 
 def plan(

@@ -25,7 +25,7 @@ class Build:
     """
 
     name: ClassVar[str] = "build"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     makes: ClassVar[Kind] = Kind.ENGINE
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "numba")
     device_matters: ClassVar[bool] = True

@@ -11,6 +11,7 @@ import pytest
 import tiny_families
 import torch
 
+from delivery.artifact import hash_tree
 from delivery.engine import LLM, SamplingParams, build
 from delivery.engine.directory import is_engine
 from delivery.engine.packed_files import Packer, unpack
@@ -65,6 +66,18 @@ def test_fewer_blocks_than_a_session_shorten_sessions(engine: Path) -> None:
         assert llm.stats().max_model_len == 48
     with pytest.raises(EnvironmentLacking, match="does not fit"):
         LLM(engine, cache_max_entry_count=3, max_model_len=128)
+
+
+def test_equal_builds_are_equal_whatever_memory_is_free(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for free in (8 << 30, 9 << 30):
+        monkeypatch.setattr("delivery.engine.assemble.free_memory", lambda device, free=free: free)
+        out = tmp_path / str(free)
+        build(tiny_checkpoint, out, device="cpu", block_size=16, max_num_seqs=4)
+        made.append({ref.path: ref.sha256 for ref in hash_tree(out)})
+    assert made[0] == made[1]
 
 
 def test_engine_json_says_what_it_is(engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
