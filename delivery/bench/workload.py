@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent / "workloads"
 ARRIVALS = ("closed", "constant", "poisson", "ramp", "trace")
+_COUNTS = ("requests", "seed", "warmup")
+_MOST = 1_000_000
+_EXPECTED = {"int": "a whole number", "float": "a finite number", "str": "text"}
 SHAPES = ("fixed", "mixed", "shared_prefix", "trace")
 
 
@@ -147,26 +151,29 @@ def parse_workload(data: Mapping[str, Any], *, name: str = "workload", folder: s
     """A workload from its JSON form; every key is checked. Raises as `load_workload`."""
     top = _fields(data, "workload", ("name", "requests", "shape", "arrival", "seed", "warmup"))
     shape_data = _fields(top.get("shape"), "shape", [f.name for f in fields(Shape)])
+    given = shape_data.pop("classes", [])
     classes = [
         _fields(c, "shape.classes", [f.name for f in fields(LengthClass)])
-        for c in shape_data.pop("classes", [])
+        for c in (given if isinstance(given, list) else [given])
     ]
     try:
         shape = Shape(
-            **shape_data,
+            **_typed(shape_data, "shape", Shape),
             classes=tuple(
                 LengthClass(float(c["share"]), _range(c["prompt_tokens"]), _range(c["output_tokens"]))
                 for c in classes
             ),
         )
-        arrival = Arrival(**_fields(top.get("arrival"), "arrival", [f.name for f in fields(Arrival)]))
+        arrival_data = _fields(top.get("arrival"), "arrival", [f.name for f in fields(Arrival)])
+        arrival = Arrival(**_typed(arrival_data, "arrival", Arrival))
+        counts = _typed({k: top[k] for k in _COUNTS if k in top}, "workload", Workload)
         made = Workload(
             name=str(top.get("name", name)),
-            requests=int(top.get("requests", 0)),
+            requests=counts.get("requests", 0),
             shape=shape,
             arrival=arrival,
-            seed=int(top.get("seed", 0)),
-            warmup=int(top.get("warmup", 4)),
+            seed=counts.get("seed", 0),
+            warmup=counts.get("warmup", 4),
             folder=folder,
         )
     except (TypeError, ValueError, KeyError) as error:
@@ -183,7 +190,10 @@ def read_trace(path: Path) -> list[tuple[float, int, int]]:
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            rows.append((float(row["timestamp_s"]), int(row["prompt_tokens"]), int(row["output_tokens"])))
+            at = float(row["timestamp_s"])
+            if not math.isfinite(at):
+                raise ValueError(f"timestamp_s is {at}")
+            rows.append((at, int(row["prompt_tokens"]), int(row["output_tokens"])))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 "bad-trace",
@@ -209,7 +219,8 @@ def _with_trace(workload: Workload) -> Workload:
 def _check(workload: Workload) -> None:
     shape, arrival = workload.shape, workload.arrival
     needs: list[tuple[bool, str]] = [
-        (workload.requests >= 1, "requests is at least 1"),
+        (1 <= workload.requests <= _MOST, f"requests is at least 1 and at most {_MOST:,}"),
+        (workload.seed >= 0, "seed is at least 0"),
         (workload.warmup >= 0, "warmup is at least 0"),
         (shape.kind in SHAPES, f"shape.kind is one of {', '.join(SHAPES)}"),
         (arrival.kind in ARRIVALS, f"arrival.kind is one of {', '.join(ARRIVALS)}"),
@@ -220,6 +231,7 @@ def _check(workload: Workload) -> None:
         needs += [(shape.prefixes >= 1 and shape.prefix_tokens >= 1, "prefixes and prefix_tokens are given")]
     if shape.kind == "mixed":
         needs += [(abs(sum(c.share for c in shape.classes) - 1) < 1e-6, "the shares of classes add up to 1")]
+        needs += [(all(c.share > 0 for c in shape.classes), "every class has a share over 0")]
     if arrival.kind == "closed":
         needs += [(arrival.concurrency >= 1, "arrival.concurrency is at least 1")]
     if arrival.kind in ("constant", "poisson", "ramp"):
@@ -244,6 +256,23 @@ def _fields(data: Any, where: str, known: Any) -> dict[str, Any]:
                 "bad-workload", f"{where} has no key {key!r}", hint=did_you_mean(str(key), known)
             )
     return dict(data)
+
+
+def _typed(data: Mapping[str, Any], where: str, cls: type[Any]) -> dict[str, Any]:
+    """The values as the fields of `cls` want them. Raises ValueError for one of another type."""
+    kinds = {f.name: str(f.type) for f in fields(cls)}
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if kinds[key] == "float" and number:
+            out[key] = float(value)
+        elif (kinds[key] == "int" and number and isinstance(value, int)) or (
+            kinds[key] == "str" and isinstance(value, str)
+        ):
+            out[key] = value
+        else:
+            raise ValueError(f"{where}.{key} is {value!r}, expected {_EXPECTED[kinds[key]]}")
+    return out
 
 
 def _range(value: Any) -> tuple[int, int]:

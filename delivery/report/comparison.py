@@ -182,7 +182,7 @@ class Judge:
         floor = self.settings.memory_floor_bytes if self.data["device"]["kind"] == "cpu" else 0
         verdict = compare_memory(baseline, ours, self.settings.memory_limit, floor_bytes=floor)
         told = [] if verdict.status is Verdict.PASS else [Finding("error", f"memory: {verdict.reason}")]
-        return Part(verdict.status, latencies.memory_metrics(verdict), told)
+        return Part(verdict.status, latencies.memory_metrics(verdict, self.settings.memory_limit), told)
 
     def _targets(self) -> Part:
         """Absolute targets: the `slo` block, and limits of metrics that are measured here."""

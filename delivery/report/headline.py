@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 6
+_COUNTED = ("weights_bytes", "bits_per_weight", "kv_tokens")
 LEVEL = "90 %"
 """Of an interval, unless the report's `details` give another."""
 
@@ -57,7 +58,7 @@ def headline(report: Report) -> Headline:
     if len(bad) > _SHOWN:
         answers.append(("And", ", ".join(m.name for m in bad[_SHOWN:])))
     if bad and (sureness := report.details.get("sureness") or report.details.get("runs")):
-        answers.append(("Measured", str(sureness)))
+        answers.append(("Measured", f"{sureness}{_where(report.details)}"))
     if told and (not bad or report.verdict.value in ("fail", "invalid")):
         answers.append(("Seen", " ".join(_sentence(t) for t in told[:5]) + _more(len(told) - 5)))
     if since := _since(report.details):
@@ -72,9 +73,16 @@ def headline(report: Report) -> Headline:
     )
 
 
+def _where(details: Mapping[str, Any]) -> str:
+    """The workload and the device of a measurement, as the facts tell them."""
+    facts = details.get("facts", {})
+    workload, device = facts.get("Workload"), str(facts.get("Device", "")).rpartition(" (")[0]
+    return (f", workload {workload}" if workload else "") + (f", on {device}" if device else "")
+
+
 def _worse(metric: Metric, level: str) -> Worse:
     value = words.amount(metric.value, metric.unit)
-    how_much, how_sure = value, ""
+    how_much, how_sure = value, "counted, not sampled" if metric.name in _COUNTED else ""
     if metric.baseline:
         change = (metric.value / metric.baseline - 1) * 100
         how_much = f"{change:+.1f} %: {value} against {words.amount(metric.baseline, metric.unit)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ from delivery.report.headline import LEVEL, headline
 
 if TYPE_CHECKING:
     from delivery.gate.report import Metric, Report
+
+
+_APART = re.compile(r"(\d) (%|ms\b|[KMGT]iB\b|req/s|tok/s)")
+"""A number and its unit, which no line break should part."""
 
 
 def document(report: Report) -> str:
@@ -58,4 +63,5 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["whole"] = lambda text: _APART.sub("\\1\u00a0\\2", text)
     return environment.get_template("report.html.j2")

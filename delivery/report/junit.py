@@ -64,11 +64,15 @@ def _summary(report: Report) -> str:
 
 
 def _unique(cases: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
     out = []
     for name, status, message in cases:
-        seen[name] = seen.get(name, 0) + 1
-        out.append((name if seen[name] == 1 else f"{name} ({seen[name]})", status, message))
+        free, number = name, 1
+        while free in taken:
+            number += 1
+            free = f"{name} ({number})"
+        taken.add(free)
+        out.append((free, status, message))
     return out
 
 

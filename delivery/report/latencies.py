@@ -75,10 +75,18 @@ def merged(metrics: Sequence[Metric], more: Sequence[Metric]) -> list[Metric]:
     return list(out.values())
 
 
-def memory_metrics(verdict: MemoryVerdict) -> list[Metric]:
-    """Weights and activation peak with their baseline."""
+def memory_metrics(verdict: MemoryVerdict, limit: float) -> list[Metric]:
+    """Weights and activation peak with their baseline, and the limit on the side to which they moved."""
     return [
-        Metric(name, part.candidate, "bytes", "both", status=part.status.value, baseline=part.baseline)
+        Metric(
+            name,
+            part.candidate,
+            "bytes",
+            "both",
+            limit=part.baseline * (1 + limit if part.candidate >= part.baseline else 1 - limit),
+            status=part.status.value,
+            baseline=part.baseline,
+        )
         for name, part in verdict.components.items()
         if part.candidate == part.candidate  # not NaN
     ]
@@ -127,7 +135,8 @@ def charts_of(
         kind, percentile = latency_kind(name)
         sides = ({"baseline": baseline} if baseline else {}) | {"candidate": side.runs}
         samples = {label: _samples(flat(runs), kind) for label, runs in sides.items()}
-        out.append(charts.distribution(words.title(name).partition(",")[0], "ms", samples, percentile))
+        title = f"{words.title(name).partition(',')[0]}, all runs"
+        out.append(charts.distribution(title, "ms", samples, percentile))
     first, percentile = latency_kind(family[0])
     title = f"{words.title(family[0])} of every run"
     ours = [_percentile(_samples(run, first), percentile) for run in side.runs]
@@ -142,15 +151,24 @@ def charts_of(
 
 
 def trend(baseline: Baseline | None, side: Side, family: Sequence[str]) -> list[dict[str, Any]]:
-    """The family over the baseline's history up to this candidate, where there is a history."""
+    """The family over the baseline's history up to this candidate, where there is a history.
+
+    In per cent of its first value each, so that milliseconds and seconds can be seen side by side.
+    """
     if baseline is None or (len(baseline.history) < 2 and baseline.bootstrapped):
         return []
     now = values_of(side.runs)
-    labels = [str(row.get("recorded") or row["engine"][:6]) for row in baseline.history] + ["now"]
+    labels = [str((row.get("commit") or row["engine"])[:7]) for row in baseline.history] + ["now"]
     series = {
-        name: [row["values"].get(name) for row in baseline.history] + [now.get(name)] for name in family
+        name: _per_cent([row["values"].get(name) for row in baseline.history] + [now.get(name)])
+        for name in family
     }
-    return [charts.line("Over the baseline's history", "ms", labels, series)]
+    return [charts.line("Over the baseline's history, by commit", "% of the first", labels, series)]
+
+
+def _per_cent(values: Sequence[float | None]) -> list[float | None]:
+    first = next((v for v in values if v), None)
+    return [None if v is None or first is None else v / first * 100 for v in values]
 
 
 def _samples(run: Sequence[RequestRecord], kind: str) -> list[float]:

@@ -69,6 +69,8 @@ def limit(metric: Metric) -> str:
     if metric.limit is None:
         return ""
     sign = {"lower": "≤ ", "higher": "≥ ", "both": ""}[metric.direction]
+    if metric.direction == "both" and metric.baseline is not None:
+        sign = "≤ " if metric.limit > metric.baseline else "≥ "  # the side that the value left, or would
     return sign + amount(metric.limit, metric.unit)
 
 

@@ -195,3 +195,51 @@ def test_what_an_open_loop_asks_where_it_asks_most(tmp_path):
     shape = {"kind": "trace", "file": str(path)}
     traced = made(requests=0, shape=shape, arrival={"kind": "trace", "speed": 2.0})
     assert offered_rate(traced) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"arrival": {"kind": "poisson", "rate": "8"}},
+        {"arrival": {"kind": "poisson", "rate": float("inf")}},
+        {"arrival": {"kind": "poisson", "rate": float("nan")}},
+        {"arrival": {"kind": "ramp", "rate": 1.0, "rate_end": float("inf")}},
+        {"arrival": {"concurrency": 2.5}},
+        {"arrival": {"concurrency": True}},
+        {"shape": {"prompt_tokens": 4.5, "output_tokens": 4}},
+        {"shape": {"kind": "shared_prefix", "prompt_tokens": 4, "output_tokens": 4, "prefixes": 1.5}},
+        {"shape": {"kind": "trace", "file": 5}},
+        {"shape": {"kind": "mixed", "classes": "all"}},
+        {
+            "shape": {
+                "kind": "mixed",
+                "classes": [
+                    {"share": 2.0, "prompt_tokens": 4, "output_tokens": 3},
+                    {"share": -1.0, "prompt_tokens": 4, "output_tokens": 3},
+                ],
+            }
+        },
+        {"requests": 1.5},
+        {"requests": "130"},
+        {"requests": 10**12},
+        {"seed": -1},
+        {"warmup": 1.5},
+    ],
+)
+def test_a_value_of_another_kind_is_refused_before_anything_is_measured(broken):
+    with pytest.raises(UsageError) as caught:
+        made(**broken)
+    assert caught.value.code == "bad-workload"
+
+
+def test_a_trace_knows_when_its_requests_came(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp_s": NaN, "prompt_tokens": 2, "output_tokens": 2}')
+    with pytest.raises(DataError, match="is not a line of a trace"):
+        made(requests=0, shape={"kind": "trace", "file": str(path)}, arrival={"kind": "trace"})
+
+
+def test_eight_a_second_is_one_workload_however_it_is_written():
+    assert made(arrival={"kind": "poisson", "rate": 8}) == made(arrival={"kind": "poisson", "rate": 8.0})
+    whole, point = (made(arrival={"kind": "poisson", "rate": rate}) for rate in (8, 8.0))
+    assert whole.digest == point.digest

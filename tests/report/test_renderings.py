@@ -9,11 +9,13 @@ import pytest
 
 from delivery.gate.report import Finding, Metric, Report, Verdict
 from delivery.report import RENDERINGS, charts, render
+from delivery.report.compose import current_commit
 from delivery.report.headline import headline
 from delivery.report.markdown import MAX_BYTES
 from delivery.report.svg import ticks
-from delivery.report.words import amount, number
+from delivery.report.words import amount, limit, number
 
+FACTS = {"Device": "Test CPU, 2 cores (test-cpu-8ff0)", "Workload": "demo"}
 HOSTILE = "</td><script>alert('x')</script> \x00\x1b[31m ]]> | `a` @all \ufffe"
 
 
@@ -180,3 +182,65 @@ def test_ticks_are_round_and_inside(low, high, first):
     assert all(low - 1e-9 <= t <= high + 1e-9 for t in got)
     assert 3 <= len(got) <= 8
     assert ticks(2.0, 2.0) == [2.0]
+
+
+def awkward() -> Report:
+    names = ("法律_perplexity", "a_b_perplexity", "a-b_perplexity", "passed", "tpot_p95_ms")
+    numbers = (1e300, 1e-7, 123456789.0, -0.5, 9.1)
+    return Report(
+        "compare-gpu",
+        "s" * 64,
+        Verdict.INVALID,
+        tuple(Metric(n, v, "", "lower") for n, v in zip(names, numbers, strict=True)),
+        details={"cases": [{"name": n, "status": "fail"} for n in ("a", "a (2)", "a", "a (2)")]},
+    )
+
+
+def test_openmetrics_is_read_by_prometheus_own_parser_whatever_the_names(tmp_path):
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    render(awkward(), tmp_path)
+    text = (tmp_path / "metrics.txt").read_text("utf-8")
+    families = list(parser.text_string_to_metric_families(text))
+    assert len({f.name for f in families}) == len(families) == 6
+    assert families[0].name == "deliver_compare_gpu_passed"
+    assert families[0].samples[0].value == 0
+    assert [f.samples[0].value for f in families[1:]] == [1e300, 1e-7, 123e6, -0.5, 9.1]
+    assert families[1].documentation == "Perplexity (法律)"
+
+
+def test_no_two_test_cases_have_one_name(tmp_path):
+    render(awkward(), tmp_path)
+    names = [c.attrib["name"] for c in ET.parse(tmp_path / "junit.xml").iter("testcase")]
+    assert names == ["verdict", "a", "a (2)", "a (3)", "a (2) (2)"]
+
+
+def test_memory_shows_the_limit_on_the_side_that_it_left():
+    more = Metric("weights_bytes", 124 * 2**20, "bytes", "both", 105 * 2**20, "fail", 95 * 2**20)
+    assert limit(more) == "≤ 105 MiB"
+    assert limit(replace(more, value=80 * 2**20, limit=86 * 2**20)) == "≥ 86 MiB"
+    assert limit(replace(more, baseline=None)) == "105 MiB"
+    report = replace(failed(), metrics=(more,), details={**failed().details, "facts": FACTS})
+    top = headline(report)
+    assert top.worse[0].how_sure == "counted, not sampled"
+    assert dict(top.answers)["Measured"] == "5 pairs of 130 requests, workload demo, on Test CPU, 2 cores"
+
+
+def test_a_number_is_not_parted_from_its_unit(folder):
+    page = (folder / "report.html").read_text("utf-8")
+    assert "9.1\u00a0ms against 7.5\u00a0ms" in page
+    assert "+17.0\u00a0% to +25.0\u00a0%" in page
+
+
+def test_a_pull_request_on_github_is_known_by_its_own_commit(tmp_path, monkeypatch):
+    for name in ("CI_COMMIT_SHA", "GITHUB_EVENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GITHUB_SHA", "merge")
+    assert current_commit() == "merge"
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"pull_request": {"head": {"sha": "ours"}}}))
+    monkeypatch.setenv("GITHUB_EVENT_PATH", str(event))
+    assert current_commit() == "merge"
+    monkeypatch.setenv("GITHUB_EVENT_NAME", "pull_request")
+    assert current_commit() == "ours"
+    event.write_text("broken")
+    assert current_commit() == "merge"

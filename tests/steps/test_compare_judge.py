@@ -312,6 +312,9 @@ def test_a_report_holds_charts_and_evidence(judged):
     commit(judged, side())
     report = judged(side(50))
     assert {c["kind"] for c in report.details["charts"]} == {"distribution", "pairs", "stack", "line"}
+    trend = next(c for c in report.details["charts"] if c["kind"] == "line")
+    assert trend["labels"] == ["ccccccc", "now"]
+    assert all(line["values"][0] == 100.0 for line in trend["series"])
     assert "runs/candidate-4.jsonl" in report.evidence
     assert metric(report, "load_s").value == 2.5
 
