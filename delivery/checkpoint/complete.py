@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delivery.errors import DataError
 from delivery.model.families import family_for, family_named
 from delivery.model.families.family import Part
+
+if TYPE_CHECKING:
+    from delivery.checkpoint.outline import Outline
 
 _SUFFIXES = ("weight", "qweight", "weight_packed")
 
@@ -42,6 +45,21 @@ def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
     for name in wanted:
         if name not in present:
             raise _missing(name, config)
+
+
+def check_width(outline: Outline) -> None:
+    """Raises DataError `config-invalid` where the embedding is not as wide as the config says."""
+    model = family_for(outline.config).config(outline.config)
+    family = family_named(model.family)
+    for root in family.roots:
+        name = f"{root}.{family.embed}.weight"
+        if outline.has(name) and (found := outline.shape(name)[-1]) != model.hidden_size:
+            raise DataError(
+                "config-invalid",
+                "config.json: hidden_size is not that of the weights",
+                why=f"it is {model.hidden_size}, {name} has rows of {found}",
+                hint="take config.json from the model's own repository",
+            )
 
 
 def _missing(name: str, config: Mapping[str, Any]) -> DataError:

@@ -17,19 +17,35 @@ INDEX = "model.safetensors.index.json"
 _MAX_JSON_BYTES = 256 << 20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises DataError `json-damaged`; a missing file is {}."""
+def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
+    """A JSON object from a file. Raises DataError `json-damaged`; a missing file is {}.
+
+    unique: refuse a key that stands twice in one object, where readers would differ on which counts.
+    """
     if not path.is_file():
         return {}
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes, the limit is {_MAX_JSON_BYTES}")
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique if unique else None)
         if not isinstance(value, dict):
             raise ValueError(f"expected an object, got {type(value).__name__}")
     except (ValueError, RecursionError) as error:
-        raise DataError("json-damaged", f"{path.name} cannot be read", why=str(error)) from error
+        raise DataError(
+            "json-damaged",
+            f"{path.name} cannot be read",
+            why=str(error),
+            hint=f"get the file again from its source: {path}",
+        ) from error
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands twice")
+    return out
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -51,7 +67,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             why=f"it has no {CONFIG}",
             hint="give the directory that holds config.json and the weights",
         )
-    return read_json(directory / CONFIG)
+    return read_json(directory / CONFIG, unique=True)
 
 
 def read_tensors(directory: Path) -> dict[str, TensorInfo]:
@@ -61,7 +77,7 @@ def read_tensors(directory: Path) -> dict[str, TensorInfo]:
     `tensor-twice` and what `read_header` raises.
     """
     if (directory / INDEX).is_file():
-        return _indexed(directory, read_json(directory / INDEX))
+        return _indexed(directory, read_json(directory / INDEX, unique=True))
     if (directory / SINGLE).is_file():
         return read_header(directory / SINGLE)
     found = sorted(p.name for p in directory.glob("*.safetensors"))

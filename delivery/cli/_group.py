@@ -86,7 +86,9 @@ def _found(match: re.Match[str] | None) -> str:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="`deliver COMMAND --help` says more; `deliver explain CODE` explains an error.",
+    epilog="First steps: `deliver doctor`, `deliver run --plan`, `deliver run` (a small demo model). "
+    "`deliver COMMAND --help` says more; `deliver explain CODE` explains an error. Exit codes: 0 pass, "
+    "1 a step failed, 2 usage, 3 gate failed, 4 undecided, 5 no baseline, 6 environment lacking, 70 a bug.",
 )
 @click.option(
     "--debug", is_flag=True, envvar="DELIVER_DEBUG", help="Show the traceback of an unexpected error."

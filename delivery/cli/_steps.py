@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._session import Session, json_option, stdout_kept, workdir_option
+from delivery.device import DEVICES
 from delivery.errors import UsageError
 from delivery.pipeline.values import check_field, describe, error_code, is_flag, is_list, parsed, type_of
 from delivery.steps.step import fields_of, is_check
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from delivery.steps.step import Field
 
 _GATE_PIPELINE = "pipelines/default.yaml"
+_REF = "REF is a path, a tag, or the beginning of an artifact's digest (`deliver ls`)."
+_SEVERAL = " Several: with commas, or given again."
 
 
 def step_command(step: type[Any]) -> click.Command:
@@ -32,6 +35,7 @@ def step_command(step: type[Any]) -> click.Command:
         help=text,
         short_help=text.partition("\n")[0],
         params=[_option(step, field) for field in fields_of(step)],
+        epilog=_REF if any(field.is_input for field in fields_of(step)) else None,
     )
     return _shared(command, step)
 
@@ -39,16 +43,27 @@ def step_command(step: type[Any]) -> click.Command:
 def _shared(command: click.Command, step: type[Any]) -> click.Command:
     names = {field.name for field in fields_of(step)}
     options: list[Callable[[Any], Any]] = [
-        click.option("--out", "out__", metavar="DIR", help="Make DIR the artifact, besides the workdir's."),
+        click.option(
+            "--out", "out__", metavar="DIR", help="Put the artifact into DIR as well: a new or empty folder."
+        ),
         click.option("--force", "force__", is_flag=True, help="Do it even if it is cached."),
         json_option,
         workdir_option,
     ]
     if "device" not in names:
-        options.append(click.option("--device", "device__", default="auto", help="auto, cpu or cuda."))
+        options.append(_device_option(hidden=not step.uses_device))
     if "seed" not in names:
         options.append(
-            click.option("--seed", "seed__", type=int, default=0, help="Seed of everything random.")
+            click.option(
+                "--seed",
+                "seed__",
+                type=int,
+                default=0,
+                show_default=True,
+                metavar="N",
+                hidden=not step.seed_matters,
+                help="Seed of everything random.",
+            )
         )
     if is_check(step):
         options.append(
@@ -64,13 +79,27 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
     return command
 
 
+def _device_option(*, hidden: bool) -> Callable[[Any], Any]:
+    """`--device`; a step that computes on none takes it too, so that one line of options fits all steps."""
+    return click.option(
+        "--device",
+        "device__",
+        default="auto",
+        show_default=True,
+        metavar="|".join(DEVICES),
+        hidden=hidden,
+        help="Where to compute; auto: the GPU where there is one.",
+    )
+
+
 def _option(step: type[Any], field: Field) -> click.Option:
     names = [f"--{field.name.replace('_', '-')}", field.name]
     if field.is_input:
         many = field.metadata["many"]
         kind = field.metadata["kind"]
         required = not field.metadata["optional"] and not many
-        told = field.metadata["help"] or f"{kind}: a digest, a path or a tag.".capitalize()
+        told = field.metadata["help"] or f"{kind}.".capitalize()
+        told += " Given again for each." if many else ""
         return click.Option(names, metavar="REF", multiple=many, required=required, help=told)
     hint = type_of(step, field.name)
     told = field.metadata["help"]
@@ -82,7 +111,7 @@ def _option(step: type[Any], field: Field) -> click.Option:
         metavar=_metavar(step, field, hint),
         multiple=is_list(hint),
         default=None,
-        help=f"{told}{_default(field)}",
+        help=f"{told}{_SEVERAL if is_list(hint) else ''}{_default(field)}",
         shell_complete=_complete(field),
     )
 

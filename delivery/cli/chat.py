@@ -37,7 +37,13 @@ Messages = list[dict[str, str]]
     show_envvar=True,
     help="The key itself; a file keeps it out of `ps`.",
 )
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where a local model computes.",
+)
 @workdir_option
 @pass_session
 def command(

@@ -1,4 +1,4 @@
-"""Remove what neither a tag nor the newest of any stage reaches."""
+"""Free disk space: remove artifacts that nothing tagged and nothing newest was made from."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from delivery.cli._session import Session, json_option, pass_session, workdir_op
 @workdir_option
 @pass_session
 def command(session: Session, dry_run: bool, scratch: bool, as_json: bool) -> None:
-    """Remove artifacts that neither a tag nor the newest of any stage reaches.
+    """Remove artifacts of the workdir that are no longer needed.
 
-    What such an artifact was made from is kept too. `deliver tag NAME REF` keeps one for good.
+    Kept are: what has a tag, the newest artifact of every stage, what the last finished run made, and
+    everything that these were made from. `deliver tag NAME REF` keeps an artifact for good.
     """
     from delivery.pipeline.collect import gc
     from delivery.pipeline.refs import short

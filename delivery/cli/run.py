@@ -23,16 +23,25 @@ _EVERYTHING = "*"
 @click.command()
 @click.argument("pipeline", required=False)
 @click.option("--model", metavar="PATH|demo|HUB_ID|URL", help="The model, instead of the pipeline's.")
-@click.option("--stage", "stages", metavar="NAME", multiple=True, help="Only this stage and what it needs.")
+@click.option(
+    "--stage",
+    "stages",
+    metavar="NAME",
+    multiple=True,
+    help="Only this stage and what it needs; again for more.",
+)
 @click.option("--until", metavar="NAME", help="Everything up to this stage.")
 @click.option(
     "--set",
     "overrides",
     metavar="ID.KEY=VALUE",
     multiple=True,
-    help="Change a parameter: quantize.group_size=32.",
+    help="Change a parameter of a stage (quantize.group_size=32) or a key of a section (defaults.device=cpu, "
+    "gate.limits.kl_nats=0.2); again for more.",
 )
-@click.option("--plan", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--plan", is_flag=True, help="Only say what would be done, what is cached, and the peak of memory."
+)
 @click.option(
     "--force",
     metavar="[NAME]",

@@ -32,25 +32,64 @@ _MIB = 1024 * 1024
     help="Port to listen on; 0: any that is free.",
 )
 @click.option("--model-name", help="Name under which the model is served; default: the model's or folder's.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="File of `name:key` lines.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of `name:key` lines; then every request needs one.",
+)
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
 @click.option("--oidc-audience", help="Audience that tokens must name.")
 @click.option("--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication.")
 @click.option("--rate-limit", default=0.0, show_default=True, help="Requests a minute per caller; 0: any.")
-@click.option("--max-body-mib", default=4.0, show_default=True, help="Largest JSON body.")
+@click.option("--max-body-mib", default=4.0, show_default=True, help="Largest JSON body in MiB.")
 @click.option("--max-queue", default=1024, show_default=True, help="Waiting requests before 429.")
 @click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds to finish on SIGTERM.")
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option("--max-model-len", "--max-session-len", type=int, help="Input plus output tokens of a request.")
-@click.option("--max-num-seqs", type=int, help="Requests in one batch.")
-@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.")
-@click.option("--enable-prefill/--no-enable-prefill", default=None, help="Fill steps with prompts.")
-@click.option("--cache-max-entry-count", type=float, help="KV blocks if >= 1, share of free memory below.")
-@click.option("--block-size", type=int, help="Tokens in a KV block.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where to compute; auto: the GPU where there is one.",
+)
+@click.option(
+    "--max-model-len",
+    "--max-session-len",
+    type=int,
+    metavar="N",
+    help="Input plus output tokens of a request. This and what follows: default as the engine was built.",
+)
+@click.option("--max-num-seqs", type=int, metavar="N", help="Requests in one batch.")
+@click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens in one step.")
+@click.option(
+    "--enable-prefill/--no-enable-prefill",
+    default=None,
+    help="Fill steps with prompts; off (for chat): running decodes first.",
+)
+@click.option(
+    "--cache-max-entry-count",
+    type=float,
+    metavar="X",
+    help="KV blocks if at least 1, else the share of free memory.",
+)
+@click.option("--block-size", type=int, metavar="N", help="Tokens in a KV block.")
 @click.option("--kv", type=click.Choice(["auto", "int8", "int4", "fp8"]), help="How the KV cache is stored.")
-@click.option("--log-level", default="info", show_default=True, type=click.Choice(_LEVELS))
-@click.option("--log-file", type=click.Path(path_type=Path), help="Log here, rotated, instead of to stderr.")
-@click.option("--log-max-mib", default=64.0, show_default=True, help="Size of one log file; 4 are kept.")
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(_LEVELS),
+    help="debug: time per layer.",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Log here, rotated, instead of to stderr.",
+)
+@click.option(
+    "--log-max-mib", default=64.0, show_default=True, help="Size of one log file in MiB; 4 are kept."
+)
 @workdir_option
 @pass_session
 def command(

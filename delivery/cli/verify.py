@@ -44,7 +44,7 @@ def command(session: Session, ref: str | None, key: str | None, as_json: bool) -
     for artifact in artifacts:
         row = _row(artifact)
         try:
-            _verify(artifact, key)
+            _verify(artifact, key, named=ref is not None)
         except DeliverError as error:
             errors.append(error)
             row |= {"passed": False, "damage": error.why or error.what}
@@ -61,7 +61,8 @@ def command(session: Session, ref: str | None, key: str | None, as_json: bool) -
         raise failed
 
 
-def _verify(artifact: Artifact, key: str | None) -> None:
+def _verify(artifact: Artifact, key: str | None, *, named: bool) -> None:
+    """`named`: the user means this artifact, so a key that cannot have signed it is a mistake."""
     from delivery.pipeline.collect import verify
     from delivery.pipeline.refs import is_external
 
@@ -69,7 +70,7 @@ def _verify(artifact: Artifact, key: str | None) -> None:
         _verify_plain(artifact)
     else:
         verify(artifact)
-    if artifact.kind == Kind.RELEASE:
+    if artifact.kind == Kind.RELEASE or (key is not None and named):
         _verify_release(artifact.path, key)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from delivery.device import resolve_device
 from delivery.errors import DeliverError, EnvironmentLacking
+from delivery.pipeline.overrides import as_override
 from delivery.pipeline.refs import resolve
 from delivery.steps.step import Ahead, fields_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from delivery.artifact import Artifact
     from delivery.pipeline.spec import Stage
@@ -74,17 +76,24 @@ def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, devic
         check_stage(stage, foresight)
     with store.remembering():
         for stage in stages:
-            stage.instance().external()
+            with naming(stage):
+                stage.instance().external()
 
 
 def check_stage(stage: Stage, foresight: Foresight) -> None:
     """A stage's own `preflight`; its error names the stage."""
-    try:
+    with naming(stage):
         stage.instance().preflight(foresight.inputs(stage))
+
+
+@contextmanager
+def naming(stage: Stage) -> Iterator[None]:
+    """Errors inside name the stage, and their hints speak of options of `run`."""
+    try:
+        yield
     except DeliverError as error:
-        raise type(error)(
-            error.code, f"step {stage.id!r}: {error.what}", why=error.why, hint=error.hint
-        ) from error
+        hint = as_override(error.hint, stage.id, stage.step)
+        raise type(error)(error.code, f"step {stage.id!r}: {error.what}", why=error.why, hint=hint) from error
 
 
 def lacking_device(stage: Stage, device: str) -> EnvironmentLacking | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from delivery.errors import UsageError, did_you_mean
 from delivery.pipeline.file import RESERVED
 from delivery.pipeline.source import parse_text
-from delivery.pipeline.values import parsed, type_of
+from delivery.pipeline.values import is_flag, parsed, type_of
 from delivery.steps.step import fields_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 
     from delivery.pipeline.file import PipelineFile
     from delivery.pipeline.source import Document, Place
+
+
+# `--name`, and its value where one follows.
+_OPTION = re.compile(
+    r"--([a-z][a-z0-9-]*)(?: (?!-|(?:or|and|with|for|if|to|in|here|those|says)\b)([^\s;]*[^\s;,.]))?"
+)
+_OF_RUN = frozenset({"model"})
 
 
 def apply_overrides(
@@ -36,6 +44,9 @@ def apply_overrides(
                 hint="--set quantize.group_size=32",
             )
         label = f"--set {path.strip()}"
+        if target == "release" and len(keys) == 1 and (step := _releasing(file, steps)) is not None:
+            _put(document, (target, keys[0]), _step_value(step, target, keys, value, label)[1], label)
+            continue
         if target in RESERVED:
             _put(document, (target, *keys), parse_text(value, label), label)
             continue
@@ -49,6 +60,32 @@ def apply_overrides(
         if entry.uses in steps:
             place, found = _step_value(steps[entry.uses], entry.id or entry.uses, keys, value, label)
             _put(document, ("steps", ids[target], *place), found, label)
+
+
+def _releasing(file: PipelineFile, steps: Mapping[str, type[Any]]) -> type[Any] | None:
+    """The step that the `release` section is about."""
+    used = (steps[entry.uses] for entry in file.steps if entry.uses in steps)
+    return next((step for step in used if step.makes == "release"), None)
+
+
+def as_override(hint: str, stage_id: str, step: type[Any]) -> str:
+    """A hint that names options of a step, in the words of `run`: `--alpha 0.5` is `--set ID.alpha=0.5`.
+
+    Options that `run` has too, and commands that are told whole, stay as they are.
+    """
+    fields = {f.name for f in fields_of(step) if not f.is_input} - _OF_RUN
+    if "deliver " in hint:
+        return hint
+
+    def spoken(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), match[2] or ""
+        if name not in fields:
+            return match[0]
+        if is_flag(type_of(step, name)):
+            return f"--set {stage_id}.{name}=true{f' {value}' if value else ''}"
+        return f"--set {stage_id}.{name}={value or '…'}"
+
+    return _OPTION.sub(spoken, hint)
 
 
 def _step_value(

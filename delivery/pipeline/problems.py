@@ -10,6 +10,7 @@ from delivery.pipeline.values import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
     from delivery.pipeline.source import Document, Place
 
@@ -53,7 +54,20 @@ def file_error(error: ValidationError, document: Document) -> UsageError:
             f"{where}: {path}",
             why=f"expected {problem['ctx']['expected']}, got {shown(problem['input'])}",
         )
-    return UsageError("bad-value", f"{where}: {path}", why=problem["msg"].removeprefix("Value error, "))
+    return UsageError("bad-value", f"{where}: {path}", why=_reason(problem))
+
+
+def _reason(problem: ErrorDetails) -> str:
+    """What is wrong with a value of the right type."""
+    limits = problem.get("ctx", {})
+    match problem["type"]:
+        case "greater_than_equal":
+            return f"expected a number of at least {limits['ge']}, got {problem['input']}"
+        case "too_short":
+            return f"expected at least {limits['min_length']}, got {limits['actual_length']}"
+        case "string_too_short":
+            return "expected text, got none"
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _place(location: tuple[int | str, ...]) -> Place:

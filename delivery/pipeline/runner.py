@@ -17,6 +17,7 @@ from delivery.pipeline.execute import Made, make
 from delivery.pipeline.foresight import Foresight, check_stage, preflight
 from delivery.pipeline.judge import Judged, judge
 from delivery.pipeline.keys import Job
+from delivery.pipeline.overrides import as_override
 from delivery.pipeline.partners import with_partners
 from delivery.pipeline.publish import publish
 from delivery.pipeline.refs import resolve, short
@@ -81,6 +82,7 @@ def run(
                 done[stage.id] = run_stage(_job(stage, pipeline, done, store), settings, log)
                 _look_ahead(stage, chosen, done, foresight)
             except DeliverError as failure:
+                failure.hint = as_override(failure.hint, stage.id, stage.step)
                 error = failure
             except (OSError, MemoryError, RuntimeError, ValueError) as failure:
                 error = environment_error(failure)

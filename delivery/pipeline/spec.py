@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from delivery.errors import UsageError, did_you_mean
 from delivery.pipeline.file import Gate, PipelineFile
-from delivery.pipeline.overrides import apply_overrides
+from delivery.pipeline.overrides import apply_overrides, as_override
 from delivery.pipeline.problems import file_error
 from delivery.pipeline.source import read_yaml
 from delivery.pipeline.values import check_field, error_code
@@ -201,7 +201,8 @@ def _check_step(stage: Stage, where: str) -> None:
         stage.instance().check()
     except UsageError as error:
         what = f"{where}: step {stage.id!r}: {error.what}"
-        raise UsageError(error.code, what, why=error.why, hint=error.hint) from error
+        hint = as_override(error.hint, stage.id, stage.step)
+        raise UsageError(error.code, what, why=error.why, hint=hint) from error
 
 
 def _params(

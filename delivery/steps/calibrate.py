@@ -82,6 +82,9 @@ class Calibrate:
         return digest(self.corpus)
 
     def preflight(self, inputs: Known) -> None:
+        from delivery.corpus import parse
+
+        parse(self.corpus)
         config_of(outline_of(inputs, "checkpoint"))
 
     def predict_peak_bytes(self, inputs: Known) -> int | None:

@@ -35,13 +35,16 @@ class Convert:
     version: ClassVar[int] = 1
     makes: ClassVar[Kind] = Kind.CHECKPOINT
     uses_device: ClassVar[bool] = False
+    seed_matters: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ("gguf", "tokenizers")
 
     model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True)
-    architecture: str = param("", "Class name that the checkpoint must state; an error where it differs.")
+    architecture: str = param(
+        "", "Class name that the checkpoint must state; an error where it differs.", metavar="CLASS"
+    )
     source_format: str = param("auto", "Form of the weights.", choices=_FORMATS)
-    revision: str = param("", "Branch, tag or commit of a Hub id.")
-    download_dir: str = param("", "Folder for downloads; default: the cache.", local=True)
+    revision: str = param("", "Branch, tag or commit of a Hub id.", metavar="REV")
+    download_dir: str = param("", "Folder for downloads; default: the cache.", local=True, metavar="DIR")
     trust_remote_code: bool = param(False, "Run the model's own Python code, to convert its tokenizer.")
     dtype: str = param(
         "auto", "Dtype of all weights; auto keeps them, and makes quantised GGUF bfloat16.", choices=_DTYPES
@@ -50,7 +53,7 @@ class Convert:
     shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", at_least=1)
 
     def run(self, ctx: StepContext) -> None:
-        from delivery.checkpoint.complete import check_complete
+        from delivery.checkpoint.complete import check_complete, check_width
         from delivery.checkpoint.convert import convert
 
         with ctx.progress("fetch", 1, "model") as task:
@@ -58,6 +61,8 @@ class Convert:
             task.advance()
         source = self._open(path)
         check_complete(source.config, source.names())
+        if (outline := source.outline()) is not None:
+            check_width(outline)
         with ctx.progress("convert", source.size_bytes, "bytes") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
         for note in source.notes:
@@ -69,10 +74,11 @@ class Convert:
 
     def preflight(self, inputs: Known) -> None:
         """The architecture is known and, where headers tell, every tensor that it needs is there."""
-        from delivery.checkpoint.complete import check_complete
+        from delivery.checkpoint.complete import check_complete, check_width
 
         if (outline := self.outline(inputs)) is not None:
             check_complete(outline.config, outline.names())
+            check_width(outline)
 
     def outline(self, inputs: Known) -> Outline | None:
         local = self._model().local

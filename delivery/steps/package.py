@@ -71,7 +71,9 @@ class Package:
         "", "Container image, REPOSITORY@sha256:DIGEST; without one the chart runs a local tag and says so."
     )
     model_source: str = param("pvc", "Where the cluster gets the model's files.", choices=_SOURCES)
-    require: list[str] = param(["smoke", "evaluate", "compare"], "Checks that must have judged the engine.")
+    require: list[str] = param(
+        ["smoke", "evaluate", "compare"], "Checks that must have judged the engine.", metavar="CHECK"
+    )
     commit: str = param("", "Commit of the weights, for the provenance.")
     repository: str = param("", "Repository of the weights, for the provenance.")
     signing_key: str = param(

@@ -53,7 +53,9 @@ class Quantize:
     calibration: Input = takes(Kind.CALIBRATION, "Token ids and statistics.", optional=True)
     scheme: str = param("awq-w4a16", "Quantisation scheme.", choices=scheme_names)
     format: str = param("auto", "On-disk format; auto: the scheme's usual one.", choices=_formats)
-    group_size: str = param("128", "Input features per scale: N, -1, or attention=N,mlp=N.", metavar="SIZE")
+    group_size: str = param(
+        "128", "Input features per scale: N, -1 for all, or attention=N,mlp=N.", metavar="SIZE"
+    )
     symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
     narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
     clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
@@ -61,9 +63,15 @@ class Quantize:
     rounding: str = param(
         "nearest", "AWQ, SmoothQuant at 4 bit: gptq makes up for errors.", choices=("nearest", "gptq")
     )
-    duo: str = param("both", "AWQ: weigh by the weights too.", choices=("off", "on", "both"))
-    points: int = param(0, "AWQ: ratios on an even grid; 0 searches coarse to fine.", at_least=0)
-    act_order: str = param("static", "GPTQ: order of columns.", choices=("off", "static", "group"))
+    duo: str = param(
+        "both", "AWQ: divide scales by the weights' size too; both: try it.", choices=("off", "on", "both")
+    )
+    points: int = param(0, "AWQ: number of ratios that are tried; 0 searches coarse to fine.", at_least=0)
+    act_order: str = param(
+        "static",
+        "GPTQ: columns by falling activation; group: groups too.",
+        choices=("off", "static", "group"),
+    )
     damping: float = param(0.1, "GPTQ: share of its own diagonal added to the Hessian.", at_least=0)
     alpha: float = param(0.5, "SmoothQuant: how much of the range moves into the weights, 0 to 1.")
     search_scale: bool = param(False, "SmoothQuant: search alpha for every layer.")
@@ -71,9 +79,9 @@ class Quantize:
         "none", "Measure scales for a KV cache of this type.", choices=("none", "int8", "int4", "fp8")
     )
     recipe: str = param(
-        "", "Other schemes by name: PATTERN=SCHEME|skip,... (* for any part).", metavar="RULES"
+        "", "Schemes for some layers: '*.down_proj=w8a16,*.layers.0.*=skip'.", metavar="RULES"
     )
-    skip: str = param("", "Layers to leave alone: PATTERN,...", metavar="PATTERNS")
+    skip: str = param("", "Layers to leave in floating point: '*.o_proj,*.layers.0.*'.", metavar="PATTERNS")
     tensor_parallel: int = param(
         1, "Ranks that the result will be cut over; groups are chosen to fit.", at_least=1
     )
@@ -82,7 +90,7 @@ class Quantize:
     qat_loss: str = param("distill", "What --qat minimises.", choices=("distill", "next-token"))
     qat_steps: int = param(60, "Gradient steps of --qat.", at_least=1)
     max_layer_error: float = param(
-        0.0, "Fail when a layer's relative error exceeds this; 0 for no limit.", at_least=0
+        0.0, "Fail when a layer's relative error exceeds this (0.1: 10 %); 0: no limit.", at_least=0
     )
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
     shard_bytes: int = param(

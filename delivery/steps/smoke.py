@@ -74,7 +74,7 @@ class Smoke:
     runs: int = param(10, "Timed runs.", at_least=1)
     limit: float = param(1.15, "Largest ratio of P50 and P95 to the baseline's.", judges=True, at_least=1)
     memory_limit: float = param(
-        0.10, "Largest departure of a GPU's process memory from the plan.", judges=True, at_least=0
+        0.10, "Largest departure of a GPU's process memory from the plan; 0.1: 10 %.", judges=True, at_least=0
     )
 
     def external(self) -> Mapping[str, str]:

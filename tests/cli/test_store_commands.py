@@ -4,6 +4,8 @@ import json
 import shutil
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from delivery.artifact import Kind, Manifest, hash_tree, read_artifact, write_manifest
 
@@ -168,3 +170,13 @@ def test_inspect_describes_a_checkpoint_that_deliver_made(deliver, tiny_checkpoi
     out = deliver("inspect", "made")[1]
     assert "made by: convert (version 1)" in out
     assert "LlamaForCausalLM (llama)" in out
+
+
+def test_a_key_for_what_is_no_release(deliver, ran, tmp_path):
+    code, _, err = deliver("verify", ran["make"], "--key", "p.yaml")
+    assert (code, "error[signing-key-unreadable]: p.yaml is no public key" in err) == (2, True)
+    public = Ed25519PrivateKey.generate().public_key()
+    form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pem").write_bytes(public.public_bytes(*form))
+    code, _, err = deliver("verify", ran["make"], "--key", "key.pem")
+    assert (code, "error[not-a-release]" in err) == (1, True)

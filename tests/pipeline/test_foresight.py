@@ -9,6 +9,7 @@ import pytest
 
 from delivery import device
 from delivery.errors import EnvironmentLacking, UsageError
+from delivery.pipeline.overrides import as_override
 from delivery.pipeline.planner import plan, table
 from delivery.pipeline.progress import Lines
 from delivery.pipeline.single import run_step
@@ -81,3 +82,36 @@ def test_the_hint_for_a_missing_gpu_fits_a_pipeline(go, trace, without_gpu):
     assert caught.value.hint == "--set defaults.device=cpu; or deliver doctor"
     assert trace() == []
     assert go("defaults.device=cuda", until="make").error is None  # reads files, computes nothing
+
+
+@pytest.mark.parametrize(
+    ("hint", "spoken"),
+    [
+        ("--group-size 32", "--set s.group_size=32"),
+        (
+            "a smaller --group-size, --strict, or wait",
+            "a smaller --set s.group_size=…, --set s.strict=true, or wait",
+        ),
+        ("another --mode or other settings", "another --set s.mode=… or other settings"),
+        ("--skip a,b; or --scale 0.5.", "--set s.skip=a,b; or --set s.scale=0.5."),
+        ("--workdir DIR, or --checkpoint REF", "--workdir DIR, or --checkpoint REF"),
+        ("deliver shrink --group-size 3", "deliver shrink --group-size 3"),
+    ],
+)
+def test_hints_speak_of_what_run_takes(hint, spoken):
+    assert as_override(hint, "s", fake_steps.Shrink) == spoken
+
+
+def test_a_hint_from_a_running_step_does_too(go, monkeypatch):
+    def fail(self, ctx):
+        raise UsageError("bad-group", "too many words", hint="--group-size 3")
+
+    monkeypatch.setattr(fake_steps.Shrink, "run", fail)
+    assert go().error.hint == "--set shrink.group_size=3"
+
+
+def test_the_release_section_takes_values_as_its_step_does(pipeline_file):
+    stages = loaded(pipeline_file, "release.chart=7").stages
+    assert stages[-1].params["chart"] == "7"
+    with pytest.raises(UsageError, match="did you mean 'chart'"):
+        loaded(pipeline_file, "release.chrt=7")
