@@ -95,11 +95,9 @@ def compile_linears(forms: list[str], tuned_rows: list[int]) -> None:
     """Compile the linear kernels that the forms take, and all that are tried at `tuned_rows`, in many
     processes; an engine would do it one by one."""
     names = {"bf16": "w16a16", "w4a16": "w4a16", "int8": "w8a8int8", "fp8": "w8a8fp8"}
-    families = [(names[form], SHAPES.values()) for form in {*forms, "bf16"}]
-    families += [(f"{names[form]}gated", [SHAPES["gate_up"]]) for form in forms if form == "int8"]
     tasks: dict[tuple[str, Tile], tuple[str, int, int, int, Choice]] = {}
-    for name, shapes in families:
-        for n, k in shapes:
+    for name in {names[form] for form in {*forms, "bf16"}}:
+        for n, k in SHAPES.values():
             for rows in ROW_BUCKETS:
                 choice = choice_for(FAMILIES[name].key, n, k, rows)
                 tried = narrowed(FAMILIES[name].candidates(n, k, rows)) if rows in tuned_rows else []

@@ -11,7 +11,7 @@ from gpu_checks import Check, check_operators, in_processes, relative_error
 from gpu_timing import copies_for, graph_us
 
 from delivery.errors import EnvironmentLacking
-from delivery.kernels import linear_w4a16, linear_w8a8, linear_w8a8_gated, linear_w16a16
+from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
 from delivery.kernels.row_quant import quantize_rows
 from delivery.kernels.tuning import Choice, TuningTable
 from delivery.kernels.w4_layout import PackedW4
@@ -23,7 +23,6 @@ ROWS = (1, 4, 16, 64, 256, 2048)
 OPERATORS = (
     "linear_w4a16",
     "linear_w8a8",
-    "linear_w8a8_gated",
     "linear_w8a16",
     "linear_w16a16",
     "quantize_per_token",
@@ -80,18 +79,6 @@ def _family8(name: str, dtype: torch.dtype) -> Family:
     )
 
 
-def _gated8(name: str, dtype: torch.dtype) -> Family:
-    """Gate and up with their activation: any rows are gates and ups in turns."""
-    plain = _family8(name, dtype)
-    return replace(
-        plain,
-        key=f"{plain.key}_gated",
-        candidates=lambda n, k, rows: linear_w8a8_gated.candidates(n, k, rows, dtype),
-        run=lambda x, w, choice: linear_w8a8_gated.run(x[0], w, None, choice, x[1]),
-        exact=lambda x, w: linear_w8a8_gated.reference(x[0], w, None, x[1], torch.float64),
-    )
-
-
 FAMILIES = {
     "w4a16": Family(
         "w4a16",
@@ -105,8 +92,6 @@ FAMILIES = {
     ),
     "w8a8int8": _family8("w8a8int8", torch.int8),
     "w8a8fp8": _family8("w8a8fp8", torch.float8_e4m3fn),
-    "w8a8int8gated": _gated8("w8a8int8gated", torch.int8),
-    "w8a8fp8gated": _gated8("w8a8fp8gated", torch.float8_e4m3fn),
     "w16a16": Family(
         "w16a16",
         "linear_w16a16",

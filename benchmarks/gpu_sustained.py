@@ -25,7 +25,6 @@ from delivery.kernels.tuning import Choice
 from delivery.kernels.w8_layout import PackedW8
 
 NAMES = {"bf16": "w16a16", "w4a16": "w4a16", "int8": "w8a8int8", "fp8": "w8a8fp8"}
-NAMES |= {"int8-gated": "w8a8int8gated", "fp8-gated": "w8a8fp8gated"}
 
 
 def sustained_us(calls: Sequence[Callable[[], object]], seconds: float) -> tuple[float, Watch]:
@@ -52,7 +51,7 @@ def sustained_us(calls: Sequence[Callable[[], object]], seconds: float) -> tuple
 def weight_of(form: str, n: int, k: int, kind: str) -> Any:
     weight = FAMILIES[NAMES[form]].weight(n, k)
     if kind == "as-dummy":
-        if isinstance(weight, PackedW8) and form.startswith("fp8"):
+        if isinstance(weight, PackedW8) and form == "fp8":
             weight.weight.copy_(
                 torch.empty(n, k, device="cuda").uniform_(-1e-3, 1e-3).to(weight.weight.dtype)
             )

@@ -13,18 +13,9 @@ from delivery.engine.merging import merge
 from delivery.model.config import ModelConfig
 from delivery.model.decoder import QKV, embed, final_logits
 from delivery.model.load import WeightSource, load_block, load_ends
-from delivery.model.weights import BlockWeights, Fused, GatedActivation, Linear, Norm, Projection
+from delivery.model.weights import BlockWeights, Fused, GatedActivation, Linear, Norm
 
 Run = Callable[[Any], torch.Tensor]
-
-
-class Product(Protocol):
-    """Several linear layers as one product, as `Fused`."""
-
-    @property
-    def run(self) -> Run: ...
-
-    def __call__(self, x: Any) -> Projection: ...
 
 
 class Forms(Protocol):
@@ -34,11 +25,6 @@ class Forms(Protocol):
 
     def linear(self, layer: Linear) -> Run:
         """A layer packed for the device's kernels; x [T, K] → [T, N]."""
-        ...
-
-    def gate_up(self, config: ModelConfig, layer: Linear) -> Product | None:
-        """Gate and up, joined in `layer`, as one product that makes act(gate) · up; None where the device
-        has none for such a weight."""
         ...
 
     def norm(self, norm: Norm, feeds: Sequence[Run]) -> Any:
@@ -126,15 +112,11 @@ def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWe
     experts = forms.experts(config, apart) if apart else None
     if experts is not None:
         linears = {name: layer for name, layer in linears.items() if not name.startswith("experts.")}
-    products: dict[tuple[str, ...], Any] = {}
+    products: dict[tuple[str, ...], Fused] = {}
     for names in _groups(linears):
         merged = merge([linears[name] for name in names])
-        if merged is None:
-            continue
-        product = None if names == QKV else forms.gate_up(config, merged)
-        if product is None:
-            product = Fused(forms.linear(merged), tuple(linears[n].out_features for n in names))
-        products[names] = product
+        if merged is not None:
+            products[names] = Fused(forms.linear(merged), tuple(linears[n].out_features for n in names))
     joined = {name for names in products for name in names}
     runs = {name: forms.linear(layer) for name, layer in linears.items() if name not in joined}
     norms = {name: forms.norm(norm, _fed_by(name, products, runs)) for name, norm in weights.norms.items()}
@@ -156,7 +138,7 @@ def _groups(linears: dict[str, Linear]) -> list[tuple[str, ...]]:
 _READERS = {"input_norm": QKV, "pre_mlp_norm": ("gate_proj", "up_proj")}
 
 
-def _fed_by(norm: str, products: dict[tuple[str, ...], Any], runs: dict[str, Run]) -> list[Run]:
+def _fed_by(norm: str, products: dict[tuple[str, ...], Fused], runs: dict[str, Run]) -> list[Run]:
     """The layers that read a norm's result, when those are all of its readers; [] otherwise."""
     names = _READERS.get(norm, ())
     if names in products:

@@ -98,9 +98,6 @@ class CpuForms:
             return self._plain.linear(layer)
         return CpuLinear(pack(layer.weight, layer.bias))
 
-    def gate_up(self, config: ModelConfig, layer: Linear) -> None:
-        return None
-
     def norm(self, norm: Norm, feeds: Sequence[Run]) -> Any:
         size = norm.weight.shape[0]
         effective = torch.zeros(padded(size))

@@ -13,7 +13,7 @@ from delivery.engine.forms_experts import ExpertLayers, StackedExperts, stacked
 from delivery.engine.forms_torch import TorchForms
 from delivery.kernels import OPS, linear_w4a16, linear_w8a8, linear_w8a16, linear_w16a16
 from delivery.kernels.w4_layout import PackedW4
-from delivery.kernels.w8_layout import PackedW8, in_turns, pack_gated, why_not_gated
+from delivery.kernels.w8_layout import PackedW8
 from delivery.model.config import ModelConfig
 from delivery.model.weights import GatedActivation, Linear, Norm, Projection
 from delivery.qtensor import QTensor
@@ -85,35 +85,6 @@ class EightByEight:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedEightByEight:
-    """Gate and up in 8 bits with SiLU; packed and bias in turns (`w8_layout.pack_gated`)."""
-
-    packed: PackedW8
-    bias: torch.Tensor | None
-    dtype: torch.dtype
-
-    def __call__(self, x: torch.Tensor | Quantized) -> torch.Tensor:
-        values, scale = (x.q, x.scale) if isinstance(x, Quantized) else (x, None)
-        out: torch.Tensor = OPS["linear_w8a8_gated"](values, self.packed, self.bias, scale, self.dtype)
-        return out
-
-    @property
-    def quantizes_to(self) -> torch.dtype | None:
-        """As of `EightByEight`."""
-        return None if self.packed.input_scale is not None else self.packed.weight.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class GateUp:
-    """Gate and up as one product that activates too."""
-
-    run: GatedEightByEight
-
-    def __call__(self, x: torch.Tensor | Quantized) -> Projection:
-        return Projection((), activated=self.run(x))
-
-
-@dataclass(frozen=True, slots=True)
 class FusedNorm:
     """RMSNorm, with the residual addition where there is one. quantize: also to 8 bits, per token."""
 
@@ -149,10 +120,6 @@ class FusedGate:
     quantize: torch.dtype | None
 
     def __call__(self, both: Projection) -> Any:
-        if both.activated is not None:
-            if self.quantize is None:
-                return both.activated
-            return Quantized(*OPS["quantize_per_token"](both.activated, self.quantize))
         joined = both.joined if both.joined is not None else torch.cat(both.parts, dim=-1)
         if self.quantize is None:
             return OPS["silu_mul"](joined, self.activation)
@@ -179,16 +146,6 @@ class GpuForms:
             return EightBit(linear_w8a16.pack(weight), bias)
         return self._fallback.linear(layer)
 
-    def gate_up(self, config: ModelConfig, layer: Linear) -> GateUp | None:
-        weight = layer.weight
-        if config.activation != "silu" or not isinstance(weight, QTensor):
-            return None
-        # In fp8 the vendor's product, which has no such epilogue, is ahead by more than the fusion gives.
-        if weight.act_dtype != torch.int8 or why_not_gated(weight) is not None:
-            return None
-        bias = None if layer.bias is None else in_turns(layer.bias.to(self.dtype))
-        return GateUp(GatedEightByEight(pack_gated(weight), bias, self.dtype))
-
     def norm(self, norm: Norm, feeds: Sequence[Run]) -> FusedNorm:
         return FusedNorm(norm.name, norm.weight.contiguous(), norm.eps, norm.plus_one, _common(feeds))
 
@@ -204,6 +161,5 @@ class GpuForms:
 
 def _common(feeds: Sequence[Run]) -> torch.dtype | None:
     """The 8-bit dtype that all readers take, None when one of them wants plain activations."""
-    eight = (EightByEight, GatedEightByEight)
-    wanted = {feed.quantizes_to if isinstance(feed, eight) else None for feed in feeds}
+    wanted = {feed.quantizes_to if isinstance(feed, EightByEight) else None for feed in feeds}
     return wanted.pop() if len(wanted) == 1 else None

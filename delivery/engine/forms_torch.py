@@ -44,9 +44,6 @@ class TorchForms:
             return FloatLinear(weight.dequantize(self.dtype), bias, weight.act_dtype, weight.input_scale)
         return FloatLinear(layer.weight.to(self.dtype), bias)
 
-    def gate_up(self, config: ModelConfig, layer: Linear) -> None:
-        return None
-
     def norm(self, norm: Norm, feeds: Sequence[Run]) -> Any:
         return Norm(norm.name, norm.weight.float(), norm.eps, norm.plus_one)
 

@@ -15,13 +15,13 @@ import torch
 
 from delivery.engine.compile_ahead import Task, compile_ahead
 from delivery.engine.engine_model import EngineModel
-from delivery.engine.forms_gpu import Dense, EightByEight, FourBit, GatedEightByEight
+from delivery.engine.forms_gpu import Dense, EightByEight, FourBit
 from delivery.errors import EnvironmentLacking
-from delivery.kernels import linear_w4a16, linear_w8a8, linear_w8a8_gated, linear_w16a16
+from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
 from delivery.kernels.quantize_per_token import OP as QUANTIZE
 from delivery.kernels.tuning import ROW_BUCKETS, Choice, TuningTable, bucket, measure
 
-Layer = FourBit | EightByEight | GatedEightByEight | Dense
+Layer = FourBit | EightByEight | Dense
 _MOST_COPIES = 16
 _FEW_ROWS = 256
 
@@ -50,9 +50,6 @@ class Subject:
         if isinstance(self.layer, EightByEight):
             dtype = self.layer.packed.weight.dtype
             return narrowed(linear_w8a8.candidates(self.n, self.k, rows, dtype))
-        if isinstance(self.layer, GatedEightByEight):
-            dtype = self.layer.packed.weight.dtype
-            return narrowed(linear_w8a8_gated.candidates(self.n, self.k, rows, dtype))
         return narrowed(linear_w16a16.candidates(self.n, self.k, rows))
 
 
@@ -64,8 +61,6 @@ def subjects(model: EngineModel) -> list[Subject]:
             name, (n, k) = "linear_w4a16", run.packed.shape
         elif isinstance(run, EightByEight):
             name, (n, k) = linear_w8a8.table_name(run.packed), run.packed.shape
-        elif isinstance(run, GatedEightByEight):
-            name, (n, k) = linear_w8a8_gated.table_name(run.packed), run.packed.shape
         elif isinstance(run, Dense):
             name, (n, k) = "linear_w16a16", run.weight.shape
         else:
@@ -154,15 +149,13 @@ def run_layer(layer: Layer, x: Any, choice: Choice) -> torch.Tensor:
         return linear_w4a16.run(x, layer.packed, layer.bias, choice)
     if isinstance(layer, EightByEight):
         return linear_w8a8.run(x[0], layer.packed, layer.bias, choice, x[1], layer.dtype)
-    if isinstance(layer, GatedEightByEight):
-        return linear_w8a8_gated.run(x[0], layer.packed, layer.bias, choice, x[1], layer.dtype)
     return linear_w16a16.run(x, layer.weight, layer.bias, choice)
 
 
 def sample_activations(layer: Layer, rows: int, k: int, dtype: torch.dtype) -> Any:
     """Random activations [rows, k] as a layer takes them: quantised, with their scales, for 8 bits."""
     x = torch.randn(rows, k, device=next(_tensors(layer)).device).to(dtype)
-    if isinstance(layer, EightByEight | GatedEightByEight):
+    if isinstance(layer, EightByEight):
         return QUANTIZE(x, layer.packed.weight.dtype, layer.packed.input_scale)
     return x
 

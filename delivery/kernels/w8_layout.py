@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -11,8 +11,6 @@ from delivery.qtensor import QTensor
 
 DTYPES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCK = 128
-TURN = 8
-"""Rows of gates before as many of ups, where both are one weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +71,3 @@ def pack(weight: QTensor) -> PackedW8:
         scale = scale.expand(weight.shape[0], 1)
     fixed = None if weight.input_scale is None else weight.input_scale.float().reshape(1)
     return PackedW8(weight.qdata.contiguous(), scale.contiguous(), weight.block_size is not None, fixed)
-
-
-def why_not_gated(weight: QTensor) -> str | None:
-    """Why `pack_gated` cannot take gate and up rows, joined one behind the other."""
-    if weight.block_size is not None:
-        return "128-block scales do not stay whole when rows take turns"
-    if weight.shape[0] % (2 * TURN):
-        return f"{weight.shape[0]} rows are not turns of {TURN} gates and {TURN} ups"
-    return why_not_pack(weight)
-
-
-def pack_gated(weight: QTensor) -> PackedW8:
-    """The packed form of gate rows and then up rows [2 I, K], in turns. Raises as `pack`."""
-    packed = pack(weight)
-    return replace(packed, weight=in_turns(packed.weight), scale=in_turns(packed.scale))
-
-
-def in_turns(rows: torch.Tensor) -> torch.Tensor:
-    """rows [2 I, ...], gates first → eight gates, their eight ups, and so on."""
-    halves = rows.view(2, -1, TURN, *rows.shape[1:])
-    return halves.transpose(0, 1).reshape(rows.shape)

@@ -97,14 +97,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Outputs of several linear layers on one input; `joined` is their concatenation where it exists.
-
-    activated: act(gate) · up, where the product makes that at once; there are no parts then.
-    """
+    """Outputs of several linear layers on one input; `joined` is their concatenation where it exists."""
 
     parts: tuple[torch.Tensor, ...]
     joined: torch.Tensor | None = None
-    activated: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

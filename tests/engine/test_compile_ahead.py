@@ -10,7 +10,7 @@ import torch
 
 from delivery.engine import compile_ahead
 from delivery.engine.compile_ahead import described, distinct, main
-from delivery.engine.forms_gpu import Dense, EightByEight, FourBit, GatedEightByEight
+from delivery.engine.forms_gpu import Dense, EightByEight, FourBit
 from delivery.kernels import linear_w4a16
 from delivery.kernels.linear_w4a16 import random_weight
 from delivery.kernels.tuning import Choice, Tile
@@ -21,7 +21,6 @@ WEIGHT = random_weight(256, 256, 128, zero_point=True, act_order=False, seed=0, 
 LAYERS = [
     (Dense(torch.zeros(32, 64), None), 32, 64),
     (EightByEight(PACKED, None, torch.float32), 32, 64),
-    (GatedEightByEight(PACKED, None, torch.float32), 32, 64),
     (FourBit(linear_w4a16.pack(WEIGHT), torch.zeros(256)), 256, 256),
 ]
 

@@ -25,16 +25,6 @@ W4 = {
 STREAM = {
     "int8": {"DTYPE": "i8"},
     "int8-large": {"DTYPE": "i8", "BLOCK_N": 128, "BLOCK_M": 256, "STAGES": 4, "WARPS": 8, "REGISTERS": 168},
-    "int8-gated": {
-        "DTYPE": "i8",
-        "BLOCK_N": 256,
-        "BLOCK_M": 128,
-        "STAGES": 4,
-        "WARPS": 8,
-        "REGISTERS": 168,
-        "GATED": True,
-    },
-    "fp8-gated-rows": {"DTYPE": "fp8e4nv", "BLOCK_N": 128, "WARPS": 8, "SHARED_K": True, "GATED": True},
     "fp8": {"DTYPE": "fp8e4nv", "SHARED_K": True},
     "fp8-blocks": {"DTYPE": "fp8e5", "SCALES": "block"},
     "bf16": {"DTYPE": "bf16", "SCALES": "none"},
@@ -89,7 +79,6 @@ def compiled_stream(**options: Any) -> Any:
         "X_SCALE_STRIDE": 1,
         "BIAS": False,
         "RESIDUAL": False,
-        "GATED": False,
         **options,
     }
     return compiled(stream_hopper._kernel, signature, constants, warps, registers)

@@ -9,7 +9,6 @@ import triton.language as tl
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
-from delivery.kernels.w8_layout import TURN
 
 
 @triton.jit
@@ -32,7 +31,6 @@ def _gated(
     features,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    TURN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -41,14 +39,8 @@ def _gated(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < features
-    if TURN > 0:
-        gate_at = column // TURN * (2 * TURN) + column % TURN
-        up_at = gate_at + TURN
-    else:
-        gate_at = column
-        up_at = features + column
-    gate = tl.load(gate_up + row * stride + gate_at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + up_at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + features + column, mask=inside, other=0.0).to(tl.float32)
     value = activate(gate, ACTIVATION) * up
     tl.store(out + row * features + column, value.to(out.dtype.element_ty), mask=inside)
 
@@ -81,9 +73,8 @@ def _gated_quantised(
     tl.store(out + row * features + column, quantised, mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor, activation: str, *, in_turns: bool = False) -> torch.Tensor:
-    """See `delivery.kernels.silu_mul`. A row is cut into blocks, so that one row fills several programs.
-    in_turns: gates and ups lie as `w8_layout.in_turns` leaves them."""
+def silu_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """See `delivery.kernels.silu_mul`. A row is cut into blocks, so that one row fills several programs."""
     rows, features = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, features, dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(features))
@@ -97,7 +88,6 @@ def silu_mul(gate_up: torch.Tensor, activation: str, *, in_turns: bool = False) 
             features,
             BLOCK=block,
             ACTIVATION=activation,
-            TURN=TURN if in_turns else 0,
             OVERLAP=overlap,
             launch_pdl=overlap,
             num_warps=4,

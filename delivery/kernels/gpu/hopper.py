@@ -162,38 +162,6 @@ def write_tile(
         gl.store(out + offset, gl.convert_layout(value.to(out.dtype.element_ty), OUT), mask=inside)
 
 
-@gluon.jit
-def write_gated(
-    value,
-    out,
-    bias,
-    n0,
-    m0,
-    M,
-    N,
-    HAS_BIAS: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Write silu(gate) · up to out [M, N / 2], transposed.
-
-    value [BLOCK_N, BLOCK_M] has eight rows of gates and the eight of their ups in turns: the tensor cores
-    leave rows r and r + 8 of a sum in one thread."""
-    OUT: gl.constexpr = _lines(BLOCK_N // 2, BLOCK_M, WARPS)
-    if HAS_BIAS:
-        n_here = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
-        value += gl.load(bias + n_here, mask=n_here < N, other=0.0).to(gl.float32).expand_dims(1)
-    gate, up = gl.split(value.reshape([BLOCK_N // 16, 2, 8, BLOCK_M]).permute([0, 2, 3, 1]))
-    inner = gate / (1.0 + gl.exp(-gate)) * up
-    inner = gl.convert_layout(inner.to(out.dtype.element_ty).reshape([BLOCK_N // 2, BLOCK_M]), OUT)
-    n = n0 // 2 + gl.arange(0, BLOCK_N // 2, gl.SliceLayout(1, OUT))
-    m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
-    inside = (m < M).expand_dims(0) & (n < N // 2).expand_dims(1)
-    gl.store(out + m.to(gl.int64).expand_dims(0) * (N // 2) + n.expand_dims(1), inner, mask=inside)
-
-
 __all__ = [
     "allowed_splits",
     "barrier",
@@ -205,6 +173,5 @@ __all__ = [
     "tile_of",
     "tma_load",
     "workspace",
-    "write_gated",
     "write_tile",
 ]

@@ -1,4 +1,4 @@
-"""Rows to 8 bits: one program a row, read once from memory."""
+"""Rows to 8 bits: one program a row, the row stays in registers between maximum and division."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import triton.language as tl
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.rounding import to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
-
-_FEW_ROWS = 512
-"""Up to so many rows a program is wide, to be fast; beyond, narrow, so that more rows are under way."""
 
 
 @triton.jit
@@ -25,7 +22,6 @@ def _rows(
     FIXED: tl.constexpr,
     Q_MAX: tl.constexpr,
     TINY: tl.constexpr,
-    AGAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -40,8 +36,6 @@ def _rows(
     else:
         step = tl.maximum(tl.max(tl.abs(value)), TINY) / Q_MAX
         tl.store(scale + row, step)
-        if AGAIN:  # from the cache; so that no registers hold the row, and more rows are under way
-            value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * K + column, to_quantised(value / step, Q_MAX, out.dtype.element_ty), mask=inside)
 
 
@@ -67,9 +61,8 @@ def quantize_rows(
             FIXED=scale is not None,
             Q_MAX=Q_MAX[dtype],
             TINY=TINY,
-            AGAIN=rows > _FEW_ROWS,
             OVERLAP=overlap,
             launch_pdl=overlap,
-            num_warps=max(1, min(16, block // 1024 if rows > _FEW_ROWS else block // 512)),
+            num_warps=max(1, min(16, block // 512)),
         )
     return out, steps

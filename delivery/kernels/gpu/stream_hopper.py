@@ -29,7 +29,6 @@ from delivery.kernels.gpu.hopper import (
     tile_of,
     tma_load,
     workspace,
-    write_gated,
     write_tile,
 )
 from delivery.kernels.tuning import Tile, even_splits, fitting, registers_per_thread
@@ -154,7 +153,6 @@ def _consume(
     SCALES: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
-    GATED: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     BLOCK_N: gl.constexpr = w_ring.shape[1]
@@ -194,12 +192,9 @@ def _consume(
                 columns = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
                 steps = gl.load(x_scale + columns * X_SCALE_STRIDE, mask=columns < M, other=0.0)
                 value *= steps.expand_dims(0)
-            if GATED:
-                write_gated(value, out, bias, n0, m0, M, N, BIAS, LAYOUT, BLOCK_N, BLOCK_M, WARPS)
-            else:
-                write_tile(
-                    value, out, bias, residual, n0, m0, M, N, BIAS, RESIDUAL, LAYOUT, BLOCK_N, BLOCK_M, WARPS
-                )
+            write_tile(
+                value, out, bias, residual, n0, m0, M, N, BIAS, RESIDUAL, LAYOUT, BLOCK_N, BLOCK_M, WARPS
+            )
 
 
 @gluon.jit(do_not_specialize=["M", "steps", "steps_per_split"])
@@ -227,7 +222,6 @@ def _kernel(
     X_SCALE_STRIDE: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
-    GATED: gl.constexpr,
 ):
     WARPS: gl.constexpr = gl.num_warps()
     STEP: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth
@@ -251,7 +245,7 @@ def _kernel(
                 (
                     w_ring, x_ring, ready, free, out, w_scale, x_scale, bias, residual, partial, arrivals,
                     M, N, split, splits, first, count, block_columns,
-                    X_SCALE_STRIDE, STAGES, SHARED_K, GROUP_M, SCALES, BIAS, RESIDUAL, GATED, WARPS,
+                    X_SCALE_STRIDE, STAGES, SHARED_K, GROUP_M, SCALES, BIAS, RESIDUAL, WARPS,
                 ),
             ),
             (
@@ -275,12 +269,9 @@ def product(
     x_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    gated: bool = False,
     resident: bool = True,
 ) -> torch.Tensor:
     """x [M, K] · weight [N, K]ᵀ, scaled, plus bias and residual, as `out_dtype` [M, N], by one launch.
-
-    gated: the weight's rows are gates and ups in turns of eight, the answer is silu(gate) · up [M, N / 2].
 
     x and weight are of one dtype (int8, fp8, fp16, bf16), rows contiguous and 16-byte aligned. w_scale:
     float32 [N] or [N, 1], or [ceil(N/128), ceil(K/128)] for 128-blocks; x_scale: float32 [M, 1] or [1].
@@ -290,7 +281,7 @@ def product(
     steps = triton.cdiv(k, step)
     tiles = triton.cdiv(rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     splits, steps_per_split = even_splits(steps, allowed_splits(tile, tiles))
-    out = torch.empty(rows, n // 2 if gated else n, dtype=out_dtype, device=x.device)
+    out = torch.empty(rows, n, dtype=out_dtype, device=x.device)
     stage_bytes = (tile.block_n + tile.block_m) * 128
     tile = fitting(tile, stage_bytes)
     partial, arrivals = workspace(x.device)
@@ -320,7 +311,6 @@ def product(
         X_SCALE_STRIDE=0 if x_scale is None or x_scale.numel() == 1 else 1,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
-        GATED=gated,
         num_warps=tile.warps,
         maxnreg=registers_per_thread(tile, shared_bytes),
         launch_pdl=resident,
