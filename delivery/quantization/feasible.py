@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from delivery.errors import DataError, UsageError
 from delivery.formats import check_export, load_format
 from delivery.model import load_config
+from delivery.quantization.embedding import check_embedding_format
 from delivery.quantization.scheme import load_scheme
 from delivery.quantization.session import plan_for_format
 
@@ -36,6 +37,7 @@ def feasible_plan(
     Raises UsageError `recipe`, `nothing-to-quantise`, `format-refuses`, `calibration-needed`.
     """
     name = load_scheme(wishes.scheme).formats[0] if form == "auto" else form
+    check_embedding_format(wishes.options, name)
     plan = plan_for_format(checkpoint, load_config(checkpoint.config), wishes, load_format(name), kv)
     check_export(name, plan.prototypes(wishes.options), kv)
     needing = [f"scheme {s.name!r}" for s in plan.schemes() if s.needs(wishes.options)]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from delivery.errors import UsageError
 
-LayerKind = Literal["attention", "mlp", "embedding"]
+LayerKind = Literal["attention", "mlp"]
 
 _SIZES = (256, 128, 64, 32, 16)
 SMALLEST = 16
@@ -16,14 +16,14 @@ SMALLEST = 16
 
 @dataclass(frozen=True, slots=True)
 class GroupSizes:
-    """Group size by layer kind; −1 is one group per row."""
+    """Group size by layer kind; −1 is one group per row. embedding: None leaves it in floating point."""
 
     attention: int = 128
     mlp: int = 128
-    embedding: int = 32
+    embedding: int | None = None
 
     def of(self, kind: LayerKind) -> int:
-        return {"attention": self.attention, "mlp": self.mlp, "embedding": self.embedding}[kind]
+        return self.attention if kind == "attention" else self.mlp
 
     @property
     def uniform(self) -> bool:

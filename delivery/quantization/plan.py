@@ -11,11 +11,12 @@ from delivery.model.families import family_named
 from delivery.model.stored import find_root, stored_part
 from delivery.quantization.driver import Planned
 from delivery.quantization.eight_bit import BLOCK
+from delivery.quantization.embedding import EmbeddingPlan
 from delivery.quantization.group_size import GroupSizes, common_group_size, fit_group_size
 from delivery.quantization.inputs import is_router, kind_of
 from delivery.quantization.options import Options
 from delivery.quantization.patterns import SKIP, matches, refuse_unused
-from delivery.quantization.scheme import Scheme, load_scheme
+from delivery.quantization.scheme import W4, Scheme, load_scheme
 
 if TYPE_CHECKING:
     from delivery.model.config import ModelConfig
@@ -52,6 +53,9 @@ class ModelPlan:
     targets: tuple[Target, ...]
     plain: tuple[str, ...] = field(default=())
     """Prefixes of matrices outside the blocks that stay as they are: the output head, a vision tower."""
+    embedding: EmbeddingPlan | None = None
+    """None where the embedding stays as it is."""
+    embedding_note: str = ""
 
     def layer(self, layer: int) -> dict[str, Planned]:
         """Canonical name → what is planned, for one block."""
@@ -76,6 +80,9 @@ class ModelPlan:
             elif t.stored not in found:
                 shape = sizes[t.stored], t.columns
                 found[t.stored] = t.planned.scheme.prototype(shape, t.planned.group_size, options)
+        if (table := self.embedding) is not None:
+            shape = table.rows, table.columns
+            found[table.prefix] = W4.prototype(shape, table.group_size, options.symmetric)
         return found | dict.fromkeys(self.plain)
 
     def notes(self) -> list[str]:
@@ -86,6 +93,8 @@ class ModelPlan:
                 kind = t.name if not t.name.startswith("experts.") else f"experts.*.{t.name.split('.')[-1]}"
                 counted.setdefault((kind, t.note), []).append(t.layer)
         notes = [f"{kind} ({_layers(layers)}): {note}" for (kind, note), layers in counted.items()]
+        if self.embedding_note:
+            notes.append(self.embedding_note)
         if (others := len(self.plain) - 1) > 0:
             notes.append(f"{others} matrices outside the decoder, such as {self.plain[-1]}, stay as they are")
         return notes
@@ -139,7 +148,23 @@ def make_plan(
     heads = [h for h in family.heads if source.has(f"{h}.weight")] or ["lm_head"]
     known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
     others = [n.removesuffix(".weight") for n in wishes.weights if n.endswith(".weight")]
-    return ModelPlan(tuple(_agreeing(targets)), (*heads, *(o for o in others if o not in known)))
+    plain = (*heads, *(o for o in others if o not in known))
+    table, note = _embedding(f"{root}.{family.embed}", source, shape, wishes.options.group_sizes.embedding)
+    return ModelPlan(tuple(_agreeing(targets)), plain, table, note)
+
+
+def _embedding(
+    prefix: str, source: Names, shape: Callable[[str], tuple[int, ...]], wish: int | None
+) -> tuple[EmbeddingPlan | None, str]:
+    if wish is None:
+        return None, ""
+    rows, columns = shape(f"{prefix}.weight")
+    size = fit_group_size(wish, columns)
+    if size is None:
+        return None, f"{prefix}: left in floating point: groups of {wish} do not divide {columns} features"
+    other = "" if size == wish else f" instead of {wish}"
+    note = f"{prefix}: 4 bits in groups of {size}{other}, rounded to nearest"
+    return EmbeddingPlan(prefix, rows, columns, size), note
 
 
 def _decide(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from delivery.checkpoint import Checkpoint, CheckpointWriter
 from delivery.errors import DataError
 from delivery.quantization.export import replaced_names
 from delivery.quantization.plan import ModelPlan
 from delivery.quantization.resume import LayerStore
+
+if TYPE_CHECKING:
+    import torch
 
 _SLACK_BITS = 0.5
 _NOT_WEIGHTS = ("bias", "g_idx", "weight_g_idx", "weight_shape", "input_scale", "k_scale", "v_scale")
@@ -24,15 +28,23 @@ def write_checkpoint(
     quantization: Mapping[str, Any],
     out: Path,
     shard_bytes: int,
+    extra: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> None:
-    """Carry over what did not change, then the layers from the store one by one; the config last."""
+    """Carry over what did not change, then the layers from the store one by one; the config last.
+
+    extra: tensors from outside the layers that take the place of the source's (a quantised embedding).
+    """
     replaced = replaced_names(plan.targets)
+    if plan.embedding is not None:
+        replaced.add(f"{plan.embedding.prefix}.weight")
     changed = {n for layer in range(layers) for n in store.report(layer)["tensors"]}
     with CheckpointWriter(out, shard_bytes) as writer:
         writer.copy_files(source)
         for name in source.names():
             if name not in replaced and name not in changed:
                 writer.add(name, source.tensor(name))
+        for name, tensor in extra.items():
+            writer.add(name, tensor)
         for layer in range(layers):
             for name, tensor in store.tensors(layer).items():
                 writer.add(name, tensor)

@@ -15,9 +15,9 @@ from delivery.steps.step import Ahead, Input, Known, StepContext, fields_of, out
 if TYPE_CHECKING:
     import torch
 
-    from delivery.checkpoint import Checkpoint
     from delivery.checkpoint.outline import Outline
     from delivery.model import ModelConfig
+    from delivery.model.load import WeightSource
     from delivery.quantization.plan import ModelPlan, Wishes
     from delivery.quantization.resume import LayerStore
     from delivery.quantization.session import Tail
@@ -54,7 +54,7 @@ class Quantize:
     scheme: str = param("awq-w4a16", "Quantisation scheme.", choices=scheme_names)
     format: str = param("auto", "On-disk format; auto: the scheme's usual one.", choices=_formats)
     group_size: str = param(
-        "128", "Input features per scale: N, -1 for all, or attention=N,mlp=N.", metavar="SIZE"
+        "128", "Input features per scale: N, -1 for all, or attention=N,mlp=N[,embedding=N].", metavar="SIZE"
     )
     symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
     narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
@@ -154,6 +154,7 @@ class Quantize:
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
         from delivery.formats import load_format
+        from delivery.quantization.embedding import WithEmbedding, quantize_embedding
         from delivery.quantization.hardware import check_hardware
         from delivery.quantization.write import write_checkpoint
 
@@ -166,9 +167,17 @@ class Quantize:
             check_hardware(scheme.storage for scheme in plan.schemes())
         for note in plan.notes():
             ctx.finding("info", note)
-        store = self._quantize(ctx, checkpoint, config, plan, wishes, load_format(name))
-        quantization = load_format(name).quantization_config(plan.prototypes(wishes.options), kv)
-        write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, self.shard_bytes)
+        form = load_format(name)
+        seen: WeightSource = checkpoint
+        extra: dict[str, Any] = {}
+        if plan.embedding is not None:
+            prefix = plan.embedding.prefix
+            table = quantize_embedding(checkpoint, plan.embedding, wishes.options)
+            seen, extra = WithEmbedding(checkpoint, prefix, table), form.pack(prefix, table)
+        store = self._quantize(ctx, seen, config, plan, wishes, form)
+        quantization = form.quantization_config(plan.prototypes(wishes.options), kv)
+        size = self.shard_bytes
+        write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, size, extra)
         self._report(ctx, plan, store, config.num_layers, name)
 
     def predict_peak_bytes(self, inputs: Known) -> int | None:
@@ -232,7 +241,7 @@ class Quantize:
     def _quantize(
         self,
         ctx: StepContext,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         config: ModelConfig,
         plan: ModelPlan,
         wishes: Wishes,
@@ -289,7 +298,7 @@ class Quantize:
         return store
 
     def _tail(
-        self, checkpoint: Checkpoint, config: ModelConfig, device: str, dtype: torch.dtype
+        self, checkpoint: WeightSource, config: ModelConfig, device: str, dtype: torch.dtype
     ) -> Tail | None:
         from delivery.model import load_ends
         from delivery.quantization.qat import Tuning, next_token_loss

@@ -94,9 +94,10 @@ def test_one_size_for_a_whole_model() -> None:
 
 
 def test_group_sizes_as_written() -> None:
-    assert parse_group_size("64") == GroupSizes(64, 64, 32)
+    assert parse_group_size("64") == GroupSizes(64, 64)
     assert parse_group_size(128).uniform
-    assert parse_group_size("attention=64,mlp=128") == GroupSizes(64, 128, 32)
+    assert parse_group_size("attention=64,mlp=128") == GroupSizes(64, 128)
+    assert parse_group_size("attention=64,mlp=128,embedding=32") == GroupSizes(64, 128, 32)
     for bad in ("8", "attention", "layer=3", "attention=x", "0"):
         with pytest.raises(UsageError, match="is not understood"):
             parse_group_size(bad)
