@@ -118,13 +118,13 @@ def environment_error(error: BaseException) -> EnvironmentLacking | None:
 def _lacking(error: BaseException) -> EnvironmentLacking | None:
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
-    path = getattr(error, "filename", None)
+    path = getattr(error, "filename2", None) or getattr(error, "filename", None)  # a copy names both
     if number in _FULL or any(full in text for full in _FULL_TEXTS):
         return EnvironmentLacking(
             "disk-full",
             f"no space left to write {path}" if path else "no space left on the disk",
             why=text.partition(":")[0] if number is None else os.strerror(number),
-            hint="free space with `deliver gc`, or choose another disk with --workdir",
+            hint="free space (`deliver gc`), or choose another disk with --workdir or --out",
         )
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return EnvironmentLacking(

@@ -103,3 +103,9 @@ def test_a_lacking_environment_is_recognised_in_what_libraries_raise(error, code
 @pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "x", "f"), KeyError("k")])
 def test_other_errors_are_not_explained_away(error):
     assert environment_error(error) is None
+
+
+def test_a_copy_that_found_no_space_names_where_it_wrote():
+    error = environment_error(OSError(28, "No space left on device", "from/weights", None, "to/weights"))
+    assert error is not None
+    assert error.what == "no space left to write to/weights"

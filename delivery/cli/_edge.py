@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._group import commands
+from delivery.cli._interrupt import interruptible
 from delivery.cli._session import Session
 from delivery.errors import DeliverError, UsageError, environment_error
 from delivery.steps import CATALOG
@@ -34,12 +35,13 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     # Read here, not by click: the options themselves may be what is wrong.
     session.answered = "--json" not in given
     try:
-        result = commands.main(
-            args=given,
-            prog_name="deliver",
-            standalone_mode=False,
-            obj=session,
-        )
+        with interruptible():
+            result = commands.main(
+                args=given,
+                prog_name="deliver",
+                standalone_mode=False,
+                obj=session,
+            )
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except DeliverError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from delivery.cli._interrupt import interruptible
 from delivery.cli._session import Session, json_option, pass_session, stdout_kept, workdir_option
 from delivery.errors import UsageError
 
@@ -104,13 +105,13 @@ def _run(
     from delivery.pipeline.progress import display
     from delivery.pipeline.runner import run
 
-    before = signal.signal(signal.SIGTERM, _terminated)
     shown = display()
     try:
-        return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
+        # A polite end: temporary folders are removed on the way out.
+        with interruptible(signal.SIGTERM):
+            return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
     finally:
         shown.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _path(pipeline: str | None) -> Path:
@@ -156,8 +157,3 @@ def _show(result: RunResult) -> None:
         click.echo(f"report:  {result.report_page}")
     if result.error is None:
         click.echo(result.last_line())
-
-
-def _terminated(number: int, frame: object) -> None:
-    """A polite end: temporary folders are removed on the way out."""
-    raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -21,7 +22,6 @@ from delivery.steps.step import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from delivery.artifact import Json
     from delivery.pipeline.file import StepEntry
@@ -82,7 +82,7 @@ class Pipeline:
 
 
 def load_pipeline(
-    path: Path,
+    path: Path | str,
     overrides: Sequence[str] = (),
     *,
     model: str | None = None,
@@ -94,7 +94,7 @@ def load_pipeline(
     `unknown-key`, `wrong-type`, `bad-value`, `missing-key`, `unknown-step`, `duplicate-stage`,
     `unknown-stage`, `wrong-kind`, `missing-input`, `bad-override`, and what the gate's own parts raise.
     """
-    document = read_yaml(path)
+    document = read_yaml(Path(path))
     parsed = _validated(document)
     if overrides:
         apply_overrides(document, parsed, overrides, steps)

@@ -67,6 +67,10 @@ def test_usage_errors_have_one_look(deliver, args, expected):
         (["inspect", "nothing", "--json"], "unknown-ref", 2),
         (["shrink", "--checkpoint", "x", "--mode", "slw", "--json"], "bad-value", 2),
         (["run", "p.yaml", "--set", "shrink.fail=bug", "--json"], "bug", 70),
+        (["run", "p.yaml", "--stage", "shrnk", "--json"], "unknown-stage", 2),
+        (["run", "p.yaml", "--set", "make.words=13", "--set", "shrink.mode=slow", "--json"], "bad-words", 2),
+        (["run", "p.yaml", "--set", "shrink.fail=disk", "--json"], "disk-full", 6),
+        (["run", "p.yaml", "--plan", "--set", "shrink.group_size=0", "--json"], "bad-group", 2),
     ],
 )
 def test_with_json_every_error_is_one_object_on_stdout(deliver, args, code, exit_code):
@@ -76,6 +80,16 @@ def test_with_json_every_error_is_one_object_on_stdout(deliver, args, code, exit
     assert answer["passed"] is False
     assert answer["error"]["code"] == code
     assert f"error[{code}]: {answer['error']['what']}" in err
+
+
+def test_with_json_an_interrupted_run_is_one_object_too(deliver, monkeypatch):
+    def stop(self, ctx):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake_steps.Shrink, "run", stop)
+    code, out, err = deliver("run", "p.yaml", "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (130, "interrupted")
+    assert err.endswith("interrupted\n")
 
 
 def test_a_bug_is_70_with_its_traceback_in_a_file(deliver, tmp_path):
