@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
 from delivery.steps.step import Ahead, Input, Known, StepContext, outline_of, param, step, takes
 
-_RUNTIME_BYTES = 450_000_000
+if TYPE_CHECKING:
+    from delivery.checkpoint.outline import Outline
+
+_STEP_TOKENS = 512
+RUNTIME_BYTES = 450_000_000
 """Python with torch and numba, before a weight is read (measured)."""
 
 
@@ -90,10 +94,14 @@ class Build:
                 hint=f"--max-session-len {config.max_position}",
             )
 
+    def outline(self, inputs: Known) -> Outline | None:
+        """The checkpoint's: an engine holds the same weights, in another layout."""
+        return outline_of(inputs, "checkpoint")
+
     def predict_peak_bytes(self, inputs: Known) -> int | None:
         """The packed weights twice over for one block, and the rest once: blocks are packed one by one."""
         outline = outline_of(inputs, "checkpoint")
-        return None if outline is None else _RUNTIME_BYTES + 2 * outline.size_bytes()
+        return None if outline is None else RUNTIME_BYTES + 2 * outline.size_bytes()
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -114,6 +122,23 @@ class Build:
         from delivery.model import load_config
 
         return load_config(Checkpoint.open(checkpoint).config).num_layers
+
+
+def loaded_bytes(inputs: Known, role: str, kv_tokens: int) -> int | None:
+    """About what the engine or checkpoint in a role takes on a CPU: weights, KV cache, and logits of a step.
+
+    None where it is not known. Float weights and the cache are in float32 there.
+    """
+    from delivery.steps.calibrate import config_of
+
+    outline = outline_of(inputs, role)
+    config = config_of(outline)
+    if outline is None or config is None:
+        return None
+    wide = role != "engine" and outline.quantization is None and config.dtype != "float32"
+    weights = outline.size_bytes() * (2 if wide else 1)
+    cache = kv_tokens * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
+    return weights + cache + 2 * _STEP_TOKENS * config.vocab_size * 4
 
 
 def session_len(engine: Ahead) -> int | None:

@@ -130,6 +130,16 @@ class Evaluate:
                     hint=f"{option} {longest - before} or less",
                 )
 
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
+        """Both models at once."""
+        from delivery.steps.build import RUNTIME_BYTES, loaded_bytes
+
+        engine, source = (loaded_bytes(inputs, r, self._kv_blocks() * _BLOCK) for r in ("engine", "source"))
+        return None if engine is None or source is None else RUNTIME_BYTES + engine + source
+
+    def _kv_blocks(self) -> int:
+        return -(-(self.window_tokens + self.bleu_tokens) // _BLOCK) * 9
+
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
         from delivery.bench.quality import compare_quality, continuations
@@ -140,7 +150,7 @@ class Evaluate:
         options: dict[str, Any] = {
             "device": ctx.device,
             "seed": ctx.seed,
-            "cache_max_entry_count": -(-(self.window_tokens + self.bleu_tokens) // _BLOCK) * 9,
+            "cache_max_entry_count": self._kv_blocks(),
             "block_size": _BLOCK,
             "max_num_batched_tokens": 512,
         }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PLANNED = ("weights_bytes", "kv_bytes", "overhead_bytes", "planned_peak_bytes", "runtime_bytes")
 _MEASUREMENT = "smoke.json"
 _KV_BLOCKS = 128
+_BLOCK = 64
 # What holds unless the pipeline's `gate: limits:` says otherwise.
 _LIMITS: Mapping[str, Any] = {
     "smoke_failed_prompts": 0,
@@ -83,6 +84,13 @@ class Smoke:
     def preflight(self, inputs: Known) -> None:
         """The suites can be read."""
         self._read()
+
+    def predict_peak_bytes(self, inputs: Known) -> int | None:
+        """The larger of the two that are asked, one after the other."""
+        from delivery.steps.build import RUNTIME_BYTES, loaded_bytes
+
+        engine, source = (loaded_bytes(inputs, r, _KV_BLOCKS * _BLOCK) for r in ("engine", "source"))
+        return None if engine is None else RUNTIME_BYTES + max(engine, source or 0)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
