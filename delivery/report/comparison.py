@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from delivery.bench.measured import Measured, Side, snapshot
-from delivery.gate import validity
+from delivery.bench.measured import Measured, snapshot
 from delivery.gate.capacity import why_too_fast
 from delivery.gate.family import FamilyVerdict, compare_runs
 from delivery.gate.limits import judge as judge_limit
@@ -66,7 +65,7 @@ class Judge:
     def report(self) -> Report:
         """Raises BaselineError when a baseline is missing and may not be made."""
         ours = self.measured.candidate
-        if reason := self._disturbed() or load.why_unfair_beside(self.rate, self.measured) or _invalid(ours):
+        if reason := load.why_worthless(self.measured, self.rate, self.settings.foreign_limit):
             return self._made([_worthless(reason)])
         found = self._baseline()
         if found is not None and found.made_now:
@@ -94,9 +93,9 @@ class Judge:
 
     def _bootstrapped(self, found: Found) -> Report:
         """Judged without a comparison; only what passes everything else becomes the baseline."""
-        current = found.baseline.current
-        if self.rate is not None and (reason := why_too_fast(self.rate, current.capacity)):
+        if reason := load.why_no_baseline(self.measured, self.rate, self.settings.foreign_limit):
             return self._made([_worthless(reason)], None, found)
+        current = found.baseline.current
         itself = Reference(current.runs, current.memory, paired=False, origin={})
         absolute = [self._targets(), self._self_test(itself)]
         if worst([part.verdict for part in absolute]).releases:
@@ -230,13 +229,6 @@ class Judge:
         metric = judge_limit("self_test_missed", float(len(missed)), {"self_test_missed": 0})
         return Part(Verdict(metric.status), [metric], told)
 
-    def _disturbed(self) -> str:
-        for name, side in self.measured.sides.items():
-            for number, disturbance in enumerate(side.disturbances, 1):
-                if reason := disturbance.why_invalid(self.settings.foreign_limit):
-                    return f"{name} run {number}: {reason}"
-        return ""
-
     def _made(
         self, parts: Sequence[Part], reference: Reference | None = None, found: Found | None = None
     ) -> Report:
@@ -284,11 +276,3 @@ def place_of(model: str, data: Mapping[str, Any]) -> Place:
 
 def _worthless(reason: str) -> Part:
     return Part(Verdict.INVALID, findings=[Finding("error", reason)])
-
-
-def _invalid(side: Side) -> str:
-    limits = validity.ValidityLimits()
-    for number, run in enumerate(side.runs, 1):
-        if reason := validity.why_invalid_run(run, limits, judged=True):
-            return f"candidate run {number}: {reason}"
-    return ""

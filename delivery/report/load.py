@@ -1,20 +1,45 @@
-"""The load of a comparison in its report: whether it was fair to the baseline, and who could keep up."""
+"""The load of a comparison: whether it says anything, was fair to the baseline, and who could keep up."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delivery.gate import validity
 from delivery.gate.capacity import why_too_fast
 from delivery.gate.metrics import definition
 from delivery.gate.report import Finding, Metric, Verdict
-from delivery.gate.validity import turned_away
 from delivery.report.comparison_parts import Part
 
 if TYPE_CHECKING:
     from delivery.bench.measured import Measured, Side
 
 
-def why_unfair_beside(rate: float | None, measured: Measured) -> str:
+def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) -> str:
+    """Why a measurement says nothing, whatever it is compared with; empty when it can be judged.
+
+    rate: requests/s of an open loop. foreign_limit: the share of the device that others may use.
+    """
+    for name, side in measured.sides.items():
+        for number, disturbance in enumerate(side.disturbances, 1):
+            if reason := disturbance.why_invalid(foreign_limit):
+                return f"{name} run {number}: {reason}"
+    if reason := _why_unfair_beside(rate, measured):
+        return reason
+    limits = validity.ValidityLimits()
+    for number, run in enumerate(measured.candidate.runs, 1):
+        if reason := validity.why_invalid_run(run, limits, judged=True):
+            return f"candidate run {number}: {reason}"
+    return ""
+
+
+def why_no_baseline(measured: Measured, rate: float | None, foreign_limit: float) -> str:
+    """Why nothing should be held against the candidate of a measurement; empty when it may be a baseline."""
+    side = measured.candidate
+    reason = why_worthless(measured, rate, foreign_limit) or validity.why_not_kept_up(side.runs)
+    return reason or ("" if rate is None else why_too_fast(rate, side.capacity))
+
+
+def _why_unfair_beside(rate: float | None, measured: Measured) -> str:
     """Why an open loop asked too much of the engine that ran beside the candidate; empty otherwise."""
     if rate is None or measured.baseline is None:
         return ""
@@ -53,7 +78,7 @@ def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
 def _turned_away(side: Side) -> list[Metric]:
     """The share of requests that the candidate turned away, as a failure; nothing when there are none."""
     asked = sum(map(len, side.runs))
-    lost = sum(map(turned_away, side.runs))
+    lost = sum(map(validity.turned_away, side.runs))
     if not lost:
         return []
     about = definition("failed_requests_ratio")

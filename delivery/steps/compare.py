@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Artifact, Kind, canonical_json, hash_files
 from delivery.bench.code import code_in_key
-from delivery.errors import UsageError
+from delivery.errors import Undecided, UsageError
 from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
 
 if TYPE_CHECKING:
@@ -231,18 +231,29 @@ class Compare:
         ).report()
 
     def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
-        """The candidate's runs of a measurement, or of a report about it, as a baseline keeps them."""
+        """The candidate's runs of a measurement, or of a report about it, as a baseline keeps them.
+
+        Raises Undecided `measurement-invalid` for one that says nothing: everything would be held against it.
+        """
         from delivery.bench.measured import Measured, snapshot
         from delivery.report import compose
         from delivery.report.comparison import place_of
         from delivery.report.latencies import values_of
+        from delivery.report.load import why_no_baseline
 
         data = json.loads(report.file(MEASUREMENT).read_text("utf-8"))
-        side = Measured.read(report.path, data).candidate
+        measured, rate = Measured.read(report.path, data), data.get("offered_rate")
+        if why := why_no_baseline(measured, rate, self.foreign_limit):
+            raise Undecided(
+                "measurement-invalid",
+                f"{report.path} cannot become a baseline",
+                why=why,
+                hint="deliver compare measures again",
+            )
         taken = snapshot(
             data,
-            side,
-            values_of(side.runs),
+            measured.candidate,
+            values_of(measured.candidate.runs),
             reason=reason,
             commit=compose.commit_of(report),
             recorded=compose.today(),

@@ -247,6 +247,22 @@ def test_compare_alone_bootstraps(tmp_path, tiny_checkpoint, workload):
 
 
 @pytest.mark.slow
+def test_an_open_loop_is_measured_after_a_look_at_what_the_engine_can_sustain(
+    tmp_path, tiny_checkpoint, workload
+):
+    ctx = Context(tmp_path / "out", tiny_checkpoint)
+    step = Compare(workload=str(workload), rate=25.0, foreign_limit=1.0)
+    step.run(ctx)
+    report = step.judge(ctx)
+    data = json.loads((ctx.out / "compare.json").read_text())
+    assert data["offered_rate"] == 25.0
+    assert data["sides"]["candidate"]["capacity"] == metric(report, "request_capacity").value > 25.0
+    assert any(note.startswith("64 in flight: ") for note in ctx.notes)
+    fair = metric(report, "request_capacity").value >= 50.0
+    assert report.verdict is (Verdict.BOOTSTRAPPED if fair else Verdict.INVALID)
+
+
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_says_so_through_its_process(tmp_path):
     from delivery.bench.worker import EngineWorker
 

@@ -96,9 +96,12 @@ def judged(tmp_path):
         )
         report = Compare(**params).judge(ctx)
         render(report, folder)
+        report.write(folder)
+        judge.made[report.subject] = Artifact(folder, manifest)
         return report
 
-    judge.root = tmp_path
+    judge.root, judge.made = tmp_path, {}
+    judge.artifact = lambda report: judge.made[report.subject]
     return judge
 
 

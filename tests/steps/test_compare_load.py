@@ -4,6 +4,7 @@ A simulated engine with a clock of its own stands for the real one: `slots` requ
 every 10 ms, the others wait. All behind it is the code that measures and judges real engines.
 """
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from delivery.bench.load import run_load, run_probe, warm_up
 from delivery.bench.measured import Side
 from delivery.bench.paired import measure_alone, measure_pairs
 from delivery.bench.plan import offered_rate
-from delivery.bench.workload import parse_workload
+from delivery.bench.workload import Arrival, parse_workload
 from delivery.engine.outputs import RequestOutput
+from delivery.errors import Undecided
 from delivery.gate import Verdict
+from delivery.gate import baseline as baselines
 from delivery.report.headline import headline
 from delivery.steps.compare import Compare
 
@@ -202,3 +205,53 @@ def test_a_closed_loop_has_no_rate_and_one_can_be_given():
     assert offered_rate(Compare(rate=3.0)._workload()) == 3.0
     assert Compare(rate=3.0).external()["workload"] != Compare().external()["workload"]
     assert Side((), (), None, "deliver", None).capacity is None
+
+
+def test_a_first_measurement_in_which_requests_were_turned_away_becomes_no_baseline(judged):
+    ours = measure_alone(Simulated(8), parse_closed(), 5, Task()).candidate
+    lost = replace(ours.runs[2][7], error="status 503: busy", first_token_s=None, last_token_s=None)
+    run = (*ours.runs[2][:7], lost, *ours.runs[2][8:])
+    busy = replace(ours, runs=(*ours.runs[:2], run, *ours.runs[3:]))
+    report = judged(busy, gate={"missing_baseline": "bootstrap"})
+    assert report.verdict is Verdict.INVALID
+    assert "it cannot keep up: run 3 left 1 of 130 requests" in said(report)
+    assert not (judged.root / "local").exists()
+
+
+def parse_closed():
+    return replace(load(1.0), arrival=Arrival("closed", concurrency=4))
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "reason"),
+    [
+        ({"disturbances": (Disturbance(swapped_pages=9),) * 5}, "swapped 9 pages"),
+        ({"capacity": 30.0}, "of a baseline that can sustain 30"),
+    ],
+)
+def test_update_makes_no_baseline_of_a_measurement_that_says_nothing(judged, spoiled, reason):
+    """Otherwise every later one would be invalid, or held against what a disturbed machine did."""
+    report = judged(
+        replace(alone(4, load(18.0)), **spoiled), rate=18.0, gate={"missing_baseline": "bootstrap"}
+    )
+    assert report.verdict is Verdict.INVALID
+    artifact = judged.artifact(report)
+    with pytest.raises(Undecided, match="cannot become a baseline") as caught:
+        Compare(rate=18.0).as_baseline("demo", artifact, "please")
+    assert reason in caught.value.render()
+
+
+def test_update_makes_a_baseline_with_its_capacity(judged):
+    report = judged(alone(4, load(18.0)), rate=18.0, gate={"missing_baseline": "bootstrap"})
+    place, taken = Compare(rate=18.0).as_baseline("demo", judged.artifact(report), "first")
+    assert taken.capacity == pytest.approx(40.0, rel=0.05)
+    path = place.path(judged.root / "committed")
+    made = baselines.new(
+        "demo", place.device, place.workload, place.workload_digest, taken, bootstrapped=False
+    )
+    baselines.write(path, made)
+    assert baselines.read(path).current.capacity == taken.capacity
+    old = json.loads(path.read_text())
+    del old["current"]["capacity"]
+    path.write_text(json.dumps(old))
+    assert baselines.read(path).current.capacity is None  # as earlier versions wrote it
