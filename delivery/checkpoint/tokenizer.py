@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from delivery.checkpoint import chat
 from delivery.checkpoint.detokenize import Incremental
 from delivery.checkpoint.directory import CONFIG, GENERATION_CONFIG, read_json
+from delivery.checkpoint.token_bytes import bytes_of
 from delivery.errors import DataError
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -85,6 +86,23 @@ class Tokenizer:
         """A token as the vocabulary writes it; None for an id outside it."""
         found: str | None = self._backend.id_to_token(token_id)
         return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the UTF-8 of a text; not whole characters where it holds a part of one."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        return bytes_of(token, byte_level=self._byte_level)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special_tokens.values())
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return "ByteLevel" in str(self._backend.decoder)
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._backend.token_to_id(token)

@@ -117,8 +117,9 @@ def _delta(index: int, delta: dict[str, Any], reason: str | None, logprobs: Any)
 
 def _logprobs(generator: Generator, entries: list[Any]) -> list[dict[str, Any]]:
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        text = generator.tokenizer.decode([token_id], skip_special_tokens=False)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        content = generator.tokenizer.token_bytes(token_id)
+        text = content.decode("utf-8", "replace")
+        return {"token": text, "logprob": logprob, "bytes": list(content)}
 
     return [
         {**entry(e.token_id, e.logprob), "top_logprobs": [entry(token, value) for token, value in e.top]}

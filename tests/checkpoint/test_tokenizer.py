@@ -166,3 +166,15 @@ def test_reading_needs_neither_torch_nor_transformers(folder: Path) -> None:
         "t.encode('x'); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0
+
+
+def test_the_bytes_of_tokens_joined_are_the_text(folder: Path) -> None:
+    tokenizer = Tokenizer.open(folder)
+    for text in (SAMPLE, "年月 🙂 naïve", "  two  blanks\n"):
+        joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, add_special_tokens=False)))
+        assert joined.decode() in (text, f" {text}")  # SentencePiece puts a blank before the first word
+    face = map(tokenizer.token_bytes, tokenizer.encode("🙂", add_special_tokens=False))
+    assert any(part.startswith(b"\xf0") for part in face)
+    assert tokenizer.token_bytes(10**6) == b""
+    name, special = next(iter(tokenizer.special_tokens.items()))
+    assert tokenizer.token_bytes(special) == name.encode()
