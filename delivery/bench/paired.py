@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from delivery.bench.disturbance import MAX_FOREIGN_RATIO
 from delivery.bench.measured import Measured, Side
 from delivery.bench.plan import offered_rate, probe_levels
-from delivery.gate.capacity import sustained_rate, why_too_fast
+from delivery.gate.capacity import shown, sustained_rate, why_too_fast
 from delivery.gate.family import compare_runs
 from delivery.gate.looks import looks
 from delivery.gate.metrics import DEFAULT_FAMILY
@@ -62,7 +62,7 @@ class _Collected:
                 break
             full = self.capacity is not None and rate < _FULL * self.capacity
             self.capacity = max(rate, self.capacity or 0.0)
-            self._task.note(f"{in_flight} in flight: {rate:.3g} requests/s")
+            self._task.note(f"{in_flight} in flight: {shown(rate)} requests/s")
             if full:
                 break
 

@@ -235,7 +235,7 @@ def _check(workload: Workload) -> None:
     if arrival.kind == "closed":
         needs += [(arrival.concurrency >= 1, "arrival.concurrency is at least 1")]
     if arrival.kind in ("constant", "poisson", "ramp"):
-        needs += [(arrival.rate > 0, "arrival.rate is over 0 requests/s")]
+        needs += [(0 < arrival.rate < math.inf, "arrival.rate is over 0 requests/s, and finite")]
     if arrival.kind == "ramp":
         needs += [(arrival.rate_end > 0, "arrival.rate_end is over 0 requests/s")]
     if arrival.kind == "trace":

@@ -43,10 +43,15 @@ def why_too_fast(rate: float, capacity: float | None) -> str:
     if rate <= SHARE * capacity:
         return ""
     return (
-        f"the workload asks {rate:.3g} requests/s of a baseline that can sustain {capacity:.3g}: over "
+        f"the workload asks {shown(rate)} requests/s of a baseline that can sustain {shown(capacity)}: over "
         f"{SHARE:.0%} of that, queueing magnifies every change; ask at most {rounded_down(SHARE * capacity)} "
         "(compare --rate, or the workload's arrival)"
     )
+
+
+def shown(rate: float) -> str:
+    """A rate for people: three digits, no exponent."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
 
 
 def rounded_down(rate: float) -> str:

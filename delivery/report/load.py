@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delivery.gate import validity
-from delivery.gate.capacity import why_too_fast
+from delivery.gate.capacity import shown, why_too_fast
 from delivery.gate.metrics import definition
 from delivery.gate.report import Finding, Metric, Verdict
 from delivery.report.comparison_parts import Part
@@ -68,10 +68,11 @@ def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
         )
     )
     if status is Verdict.FAIL:
-        told = f"the candidate cannot keep up with {rate:.3g} requests/s: it can sustain {side.capacity:.3g}"
+        most = shown(side.capacity)
+        told = f"the candidate cannot keep up with {shown(rate)} requests/s: it can sustain {most}"
         return Part(status, metrics, [Finding("error", told)])
     fair = f", {rate / baseline:.0%} of what the baseline can sustain" if baseline else ""
-    told = f"the load was {rate:.3g} requests/s{fair}"
+    told = f"the load was {shown(rate)} requests/s{fair}"
     return Part(Verdict.FAIL if len(metrics) > 1 else status, metrics, [Finding("info", told)])
 
 

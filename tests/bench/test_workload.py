@@ -156,6 +156,8 @@ def test_the_arrival_can_be_replaced():
     assert workload.with_arrival() is workload
     with pytest.raises(UsageError, match="exclude each other"):
         workload.with_arrival(rate=1.0, concurrency=1)
+    with pytest.raises(UsageError, match="is not valid"):
+        workload.with_arrival(rate=float("inf"))
 
 
 def test_a_probe_is_a_closed_loop_with_every_kind_in_its_share_and_tokens_of_its_own():

@@ -67,6 +67,7 @@ def test_the_reason_says_what_to_do():
     told = why_too_fast(8.0, 9.27)
     assert "asks 8 requests/s of a baseline that can sustain 9.27" in told
     assert "ask at most 4.6 (compare --rate" in told
+    assert "asks 100,000 requests/s of a baseline that can sustain 1,240" in why_too_fast(1e5, 1240.4)
     assert "deliver baseline update" in why_too_fast(8.0, None)
 
 
