@@ -91,7 +91,9 @@ def fact_rows(measured: Mapping[str, Any], **more: Any) -> dict[str, str]:
     where = device["name"] + (f", {device['cores']} cores" if device.get("cores") else "")
     rows = {"Device": f"{where} ({measured['device_slug']})"}
     rows |= {name: str(value) for name, value in measured["versions"].items()}
-    return rows | {name.replace("_", " ").capitalize(): str(value) for name, value in more.items()}
+    named = {name.replace("_", " ").capitalize(): str(value) for name, value in more.items()}
+    # An engine's own setting `device` says less than the device's name.
+    return rows | {name: value for name, value in named.items() if name not in rows}
 
 
 def place(model: str, measured: Mapping[str, Any], workload: Mapping[str, Any]) -> Place:

@@ -54,7 +54,7 @@ def side(seed=0, slower=1.0, *, count=5, disturbance=None, runtime="deliver", **
         memory=found,
         runtime=runtime,
         load_s=2.5,
-        settings={"kv": "auto", "block_size": 64},
+        settings={"device": "cpu", "kv": "auto", "block_size": 64},
     )
 
 
@@ -258,6 +258,7 @@ def test_pairs_need_no_stored_baseline_and_name_their_look(judged):
     slow = judged(side(0, slower=1.2), base, engine="e2")
     assert slow.verdict is Verdict.FAIL
     assert slow.details["runs"] == "5 pairs of 130 requests"
+    assert dict(headline(slow).answers)["Measured"].endswith("workload demo, on Test CPU, 2 cores")
     assert "--baseline-engine" in slow.details["reproduce"]
 
 
