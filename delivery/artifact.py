@@ -176,9 +176,15 @@ def read_hash(path: Path) -> FileRef:
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
-    """File name without folders → SHA-256; a name that comes again is told apart by a prime."""
+    """File name without folders → SHA-256; a name that comes again is told apart by a prime.
+
+    Raises DataError `file-missing`.
+    """
     found: dict[str, str] = {}
     for path in paths:
+        if not path.is_file():
+            why = "it is a folder" if path.is_dir() else "nothing is there"
+            raise DataError("file-missing", f"there is no file {path}", why=why, hint="check the path")
         name = path.resolve().name
         while name in found:
             name += "'"

@@ -25,7 +25,14 @@ Messages = list[dict[str, str]]
 @click.option(
     "--max-tokens", default=512, type=click.IntRange(1), show_default=True, help="Longest answer in tokens."
 )
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option(
+    "--temperature",
+    default=0.0,
+    type=click.FloatRange(0),
+    show_default=True,
+    metavar="X",
+    help="0 is greedy.",
+)
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

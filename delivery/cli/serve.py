@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._session import pass_session, workdir_option
-from delivery.errors import EnvironmentLacking, UsageError
+from delivery.errors import EnvironmentLacking, UsageError, environment_error
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
@@ -41,10 +41,38 @@ _MIB = 1024 * 1024
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
 @click.option("--oidc-audience", help="Audience that tokens must name.")
 @click.option("--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication.")
-@click.option("--rate-limit", default=0.0, show_default=True, help="Requests a minute per caller; 0: any.")
-@click.option("--max-body-mib", default=4.0, show_default=True, help="Largest JSON body in MiB.")
-@click.option("--max-queue", default=1024, show_default=True, help="Waiting requests before 429.")
-@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds to finish on SIGTERM.")
+@click.option(
+    "--rate-limit",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="X",
+    help="Requests a minute per caller; 0: any.",
+)
+@click.option(
+    "--max-body-mib",
+    default=4.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Largest JSON body in MiB.",
+)
+@click.option(
+    "--max-queue",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Waiting requests before 429.",
+)
+@click.option(
+    "--drain-timeout",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="X",
+    help="Seconds to finish on SIGTERM.",
+)
 @click.option(
     "--device",
     default="auto",
@@ -88,7 +116,12 @@ _MIB = 1024 * 1024
     help="Log here, rotated, instead of to stderr.",
 )
 @click.option(
-    "--log-max-mib", default=64.0, show_default=True, help="Size of one log file in MiB; 4 are kept."
+    "--log-max-mib",
+    default=64.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Size of one log file in MiB; 4 are kept.",
 )
 @workdir_option
 @pass_session
@@ -135,7 +168,17 @@ def command(
     )
     check_bind(host, auth, allow_unauthenticated=allow_unauthenticated)
     artifact = resolve(session.store, ref)
-    configure_logging(log_level, log_file, round(log_max_mib * _MIB), files=3)
+    try:
+        configure_logging(log_level, log_file, round(log_max_mib * _MIB), files=3)
+    except OSError as error:
+        if environment_error(error) is not None:
+            raise
+        raise UsageError(
+            "log-file-unusable",
+            f"cannot log to {log_file}",
+            why=error.strerror or "",
+            hint="choose another --log-file",
+        ) from error
     checkpoint = Checkpoint.open(artifact.path)
     chosen = {key: value for key, value in engine_options.items() if value is not None}
     _check_engine(chosen, checkpoint.config)

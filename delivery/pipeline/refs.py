@@ -87,7 +87,8 @@ def _by_prefix(store: Store, ref: str, tags: list[str]) -> Artifact:
         raise UsageError(
             "unknown-ref",
             f"there is no artifact {ref!r}",
-            why=f"it is no folder, no tag and no beginning of a digest in {store.workdir}",
+            why=f"it is no folder, no tag and no beginning of a digest in {store.workdir}"
+            + (f", of which at least {MIN_PREFIX} digits are needed" if len(ref) < MIN_PREFIX else ""),
             hint=did_you_mean(ref, tags) if tags else "deliver ls",
         )
     return read_artifact(folder / found[0])

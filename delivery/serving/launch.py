@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from delivery.errors import EnvironmentLacking
+from delivery.errors import DataError, EnvironmentLacking
 from delivery.serving.app import Settings, State, create_app
 
 if TYPE_CHECKING:
@@ -78,7 +78,15 @@ def serve(settings: Settings, tokenizer: Tokenizer, listener: socket.socket) -> 
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         server_header=False,
     )
-    asyncio.run(_serve(uvicorn.Server(config), app, settings, listener))
+    try:
+        asyncio.run(_serve(uvicorn.Server(config), app, settings, listener))
+    except SystemExit as error:  # uvicorn's own; its status would read as one of ours
+        raise DataError(
+            "engine-failed",
+            "the server could not start",
+            why="an unexpected error",
+            hint="see the log above",
+        ) from error
 
 
 async def _serve(server: Any, app: FastAPI, settings: Settings, listener: socket.socket) -> None:

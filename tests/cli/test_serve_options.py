@@ -19,6 +19,11 @@ from delivery.pipeline.refs import resolve
     ("args", "words"),
     [
         (["serve", "x", "--port", "99999"], "'--port': 99999 is not in the range 0<=x<=65535"),
+        (["serve", "x", "--rate-limit", "-5"], "'--rate-limit': -5.0 is not in the range x>=0"),
+        (["serve", "x", "--max-queue", "0"], "'--max-queue': 0 is not in the range x>=1"),
+        (["serve", "x", "--drain-timeout", "-1"], "'--drain-timeout': -1.0 is not in the range x>=0"),
+        (["serve", "x", "--log-max-mib", "0"], "'--log-max-mib': 0.0 is not in the range x>0"),
+        (["chat", "x", "--temperature", "-1"], "'--temperature': -1.0 is not in the range x>=0"),
         (["bench", "x", "--requests", "0"], "'--requests': 0 is not in the range x>=1"),
         (["bench", "x", "--concurrency", "0"], "'--concurrency': 0 is not in the range x>=1"),
         (["bench", "http://x", "--api-key-file", "none"], "'--api-key-file': File 'none' does not exist"),
@@ -55,6 +60,11 @@ def test_the_engines_options_are_checked_before_the_server_starts(
     assert words in lines[0]
     assert sum("error[" in line for line in lines) == 1
     assert "serving" not in err
+
+
+def test_a_log_that_cannot_be_written(deliver, tiny_checkpoint):
+    code, _, err = deliver("serve", str(tiny_checkpoint), "--port", "0", "--log-file", "/proc/none/log")
+    assert (code, "error[log-file-unusable]: cannot log to /proc/none/log" in err) == (2, True)
 
 
 def test_chat_takes_the_key_of_a_server_from_a_file(deliver, tmp_path, monkeypatch):

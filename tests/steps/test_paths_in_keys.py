@@ -9,6 +9,7 @@ import pytest
 
 import delivery.bench
 from delivery.artifact import Artifact, FileRef, Kind, Manifest
+from delivery.errors import DataError
 from delivery.pipeline.keys import Job, key_of, key_parts
 from delivery.resources import resource
 from delivery.steps.calibrate import Calibrate
@@ -64,6 +65,11 @@ def test_the_content_is(step: Any, name: str, first: Any, folder: Path) -> None:
 def test_workload_files(folder: Path) -> None:
     (folder / "w.json").write_bytes(SHIPPED.read_bytes())
     assert len({key(Compare(workload=w)) for w in ("w.json", "./w.json", str(folder / "w.json"))}) == 1
+
+
+def test_a_file_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file nothere\.json\n  why:  nothing is there"):
+        Compare(results=("nothere.json",)).external()
 
 
 def test_two_files_of_one_name_are_two(folder: Path) -> None:
