@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from delivery.engine.forms_experts import ExpertLayers, StackedExperts
+from delivery.engine.forms_experts import ExpertLayers, QuantizedExperts, StackedExperts
 from delivery.engine.merging import merge
 from delivery.model.config import ModelConfig
 from delivery.model.decoder import QKV, embed, final_logits
@@ -33,7 +33,9 @@ class Forms(Protocol):
 
     def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None: ...
 
-    def experts(self, config: ModelConfig, experts: Sequence[ExpertLayers]) -> StackedExperts | None:
+    def experts(
+        self, config: ModelConfig, experts: Sequence[ExpertLayers]
+    ) -> StackedExperts | QuantizedExperts | None:
         """All experts of a block as one; None where the device runs them one by one."""
         ...
 

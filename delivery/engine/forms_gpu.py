@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from delivery.engine.engine_model import Run
-from delivery.engine.forms_experts import ExpertLayers, StackedExperts, stacked
+from delivery.engine.forms_experts import ExpertLayers, QuantizedExperts, StackedExperts, stacked
 from delivery.engine.forms_torch import TorchForms
 from delivery.kernels import OPS, linear_w4a16, linear_w8a8, linear_w8a16, linear_w16a16
 from delivery.kernels.w4_layout import PackedW4
@@ -152,7 +152,9 @@ class GpuForms:
     def gated(self, config: ModelConfig, feeds: Run | None) -> GatedActivation | None:
         return FusedGate(config.activation, _common([] if feeds is None else [feeds]))
 
-    def experts(self, config: ModelConfig, experts: Sequence[ExpertLayers]) -> StackedExperts | None:
+    def experts(
+        self, config: ModelConfig, experts: Sequence[ExpertLayers]
+    ) -> StackedExperts | QuantizedExperts | None:
         return stacked(experts, config.activation, self.dtype)
 
     def table(self, table: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,9 @@ def activation_bytes(config: ModelConfig, tokens: int, sequences: int, item_byte
     attention = qkv + 2 * config.num_heads * config.head_dim
     mlp = 3 * config.intermediate_size
     if config.moe is not None:
-        mlp = 3 * config.moe.intermediate_size * config.moe.experts_per_token
+        inner = config.moe.intermediate_size
+        # Gate, up and their product; or that product, quantised too, and what each expert makes of it.
+        mlp = config.moe.experts_per_token * max(3 * inner, 2 * inner + config.hidden_size)
         mlp += 3 * config.moe.shared_intermediate_size
     if config.delta is not None:
         attention = max(attention, _delta_width(config.delta, item_bytes))
