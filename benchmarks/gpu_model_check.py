@@ -1,7 +1,7 @@
 """Whole models on a GPU against transformers: bf16 logits, and every greedy decode step.
 
     python benchmarks/gpu_model_check.py          the 8B shape in 4 layers, small models of many families
-    python benchmarks/gpu_model_check.py mixtral  these families only
+    python benchmarks/gpu_model_check.py mixtral  these families only; mixtral:w4 with weights in 4 bits
 
 The truth is transformers in float32. The engine may be as far from it as transformers in bf16 is, times
 `SLACK`; a greedy token must be within that distance of the truth's best.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantised_tiny import write_both
 
 from delivery.checkpoint.convert import convert, open_source
 from delivery.engine.core import EngineCore
@@ -32,6 +33,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = (
     "gemma2", "gemma3", "phi3-window", "phi4-partial", "glm4", "granite", "mixtral", "qwen2-moe", "qwen3-moe",
     "qwen3-next", "qwen3.5", "qwen3.5-moe",
+    "llama:w4", "llama:w8", "mixtral:w4", "mixtral:w8", "qwen3-moe:w4",
 )  # fmt: skip
 
 
@@ -115,22 +117,29 @@ def check(
 
 
 def check_family(name: str) -> bool:
-    """A small model of one family, with and without recorded steps."""
+    """A small model of one family, with and without recorded steps. name: `family`, or `family:w4`."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import tiny_families
+    import transformers
 
-    model = in_dtype(tiny_families.build(name), torch.bfloat16)
+    family, _, kind = name.partition(":")
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        with tempfile.TemporaryDirectory() as published:
-            model.save_pretrained(published)
-            convert(open_source(Path(published)), Path(folder), 10**9, lambda done: None)
-        model.to(DEVICE)
+    with tempfile.TemporaryDirectory() as work:
+        folder, published = Path(work, "engine"), Path(work, "published")
+        changes = {"intermediate_size": 128, "moe_intermediate_size": 64} if kind else {}
+        model = in_dtype(tiny_families.build(family, **changes), torch.bfloat16)
+        model.save_pretrained(published)
+        convert(open_source(published), folder, 10**9, lambda done: None)
+        if kind:
+            write_both(folder, Path(work, "quantised"), Path(work, "plain"), kind)
+            folder = Path(work, "quantised")
+            model = transformers.AutoModelForCausalLM.from_pretrained(Path(work, "plain"), dtype="bfloat16")
+        model.eval().to(DEVICE)
         for options in ({}, {"graphs": False, "max_num_batched_tokens": 40}):
             print(name, options or "defaults", flush=True)
             sizes = (TINY_PROMPTS, TINY_NEW_TOKENS, TINY_SLACK)
             try:
-                results.append(check(Path(folder), model, *sizes, block_size=16, **options))
+                results.append(check(folder, model, *sizes, block_size=16, **options))
             except Exception as failure:  # the other families are to be seen too
                 print(f"   {type(failure).__name__}: {failure} WRONG", flush=True)
                 results.append(False)
