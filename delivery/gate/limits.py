@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from delivery.errors import UsageError, did_you_mean
-from delivery.gate.metrics import definition
+from delivery.gate.metrics import NEVER_BOUNDED, UNDER_LOAD, definition
 from delivery.gate.report import Metric, Verdict
 
 if TYPE_CHECKING:
@@ -39,6 +39,25 @@ class Bound:
     def shown(self) -> float | None:
         """The one number to show beside the value."""
         return self.high if self.high is not None else self.low
+
+
+def parse_target(name: str, value: Any, *, under_load: bool) -> Bound:
+    """A bound of the pipeline's `limits`, or (`under_load`) of its `slo`, which compare alone judges.
+
+    Raises UsageError `metric-not-gated` for a metric that no check, or not compare, holds against a limit,
+    and as `parse_bound`.
+    """
+    about = definition(name)
+    if about.name in NEVER_BOUNDED or (under_load and about.name not in UNDER_LOAD):
+        raise UsageError(
+            "metric-not-gated",
+            f"{name} cannot be {'a target under load' if under_load else 'limited'}",
+            why="it is not measured under load" if under_load else "it is shown, and no check judges it",
+            hint=f"one of {', '.join(sorted(UNDER_LOAD))}"
+            if under_load
+            else "deliver explain metric-not-gated",
+        )
+    return parse_bound(name, value)
 
 
 def parse_bound(name: str, value: Any) -> Bound:

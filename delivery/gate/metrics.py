@@ -88,6 +88,22 @@ _DEFINITIONS = [
 ]
 METRICS = {d.name: d for d in _DEFINITIONS}
 
+UNDER_LOAD = frozenset(
+    {
+        *(d.name for d in _latency() if not d.name.startswith("itl")),
+        *("schedule_delay_p50_ms", "request_throughput", "request_capacity", "output_throughput"),
+        *("failed_requests_ratio", "weights_bytes", "peak_bytes", "overhead_bytes", "memory_drift_ratio"),
+    }
+)
+"""What compare measures and holds against a limit: all that an `slo` can name."""
+NEVER_BOUNDED = frozenset(
+    {
+        *(d.name for d in _latency() if d.name.startswith("itl")),
+        *("request_goodput", "kv_bytes", "kv_tokens", "bits_per_weight", "self_test_missed"),
+    }
+)
+"""What no check holds against a limit: a limit on one of these would promise what nobody keeps."""
+
 DEFAULT_FAMILY = ("ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms")
 """Latency metrics that are gated together unless the pipeline declares others."""
 
@@ -121,7 +137,7 @@ def latency_kind(name: str) -> tuple[str, float]:
             why="the gap between chunks measures how often the server flushes",
             hint=f"gate on tpot_p{rest}",
         )
-    if kind in _LATENCY_TITLES and rest.endswith("_ms") and rest[:-3].isdigit():
+    if kind in _LATENCY_TITLES and name in METRICS:
         return kind, float(rest[:-3])
     known = [n for n in METRICS if n.partition("_p")[0] in ("ttft", "tpot", "e2e")]
     raise UsageError(

@@ -145,7 +145,7 @@ def _validated(document: Document) -> PipelineFile:
 
 def _check_gate(parsed: PipelineFile, document: Document) -> None:
     """Names of metrics and forms of limits and waivers, as the gate itself reads them."""
-    from delivery.gate.limits import parse_bound
+    from delivery.gate.limits import parse_target
     from delivery.gate.metrics import latency_kind
     from delivery.gate.waivers import parse
 
@@ -153,7 +153,7 @@ def _check_gate(parsed: PipelineFile, document: Document) -> None:
     checks: list[tuple[Place, Callable[[], object]]] = [
         *((("gate", "metrics", i), partial(latency_kind, n)) for i, n in enumerate(gate["metrics"])),
         *(
-            (("gate", part, n), partial(parse_bound, n, v))
+            (("gate", part, n), partial(parse_target, n, v, under_load=part == "slo"))
             for part in ("limits", "slo")
             for n, v in gate[part].items()
         ),

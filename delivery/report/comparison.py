@@ -14,7 +14,7 @@ from delivery.gate.limits import judge as judge_limit
 from delivery.gate.looks import ONLY, Look, looks
 from delivery.gate.lookup import Found, Place, find, find_or_make
 from delivery.gate.memory import compare_memory
-from delivery.gate.metrics import DEFAULT_FAMILY
+from delivery.gate.metrics import DEFAULT_FAMILY, UNDER_LOAD
 from delivery.gate.report import Finding, Report, Verdict, worst
 from delivery.gate.selftest import self_test
 from delivery.report import compose, latencies, load
@@ -188,9 +188,13 @@ class Judge:
         targets = {**self.gate.get("limits", {}), **self.gate.get("slo", {})}
         side = self.measured.candidate
         values = values_of(side.runs) | {"memory_drift_ratio": (side.memory or {}).get("drift_ratio", 0.0)}
-        values |= {} if side.capacity is None else {"request_capacity": side.capacity}
+        values |= {m.name: m.value for m in latencies.shown(side) if m.name in UNDER_LOAD}
         made = [judge_limit(name, values[name], targets) for name in targets if name in values]
-        return Part(worst([Verdict(m.status) for m in made]), made, latencies.over_limit(made))
+        unseen = [
+            Finding("error", load.not_seen(name)) for name in self.gate.get("slo", {}) if name not in values
+        ]
+        verdicts = [Verdict(m.status) for m in made] + [Verdict.INVALID] * len(unseen)
+        return Part(worst(verdicts), made, latencies.over_limit(made) + unseen)
 
     def _anchor(self, found: Found | None) -> Part:
         """The last release, so that small losses do not add up."""

@@ -76,6 +76,11 @@ def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
     return Part(Verdict.FAIL if len(metrics) > 1 else status, metrics, [Finding("info", told)])
 
 
+def not_seen(name: str) -> str:
+    """What to say of a target that this measurement has no number for."""
+    return f"the target {name} was not measured: an open loop, or an engine and not a URL, would show it"
+
+
 def _turned_away(side: Side) -> list[Metric]:
     """The share of requests that the candidate turned away, as a failure; nothing when there are none."""
     asked = sum(map(len, side.runs))

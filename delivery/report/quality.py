@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.gate.bleu import bleu4
 from delivery.gate.limits import bound_for, judge
-from delivery.gate.metrics import corpus_metric
+from delivery.gate.metrics import corpus_metric, definition
 from delivery.gate.report import Finding, Metric, Verdict
 from delivery.report import charts, words
 
@@ -159,6 +159,19 @@ def table(measured: Mapping[str, Any]) -> dict[str, Any]:
         )
     heads = ["corpus", "source perplexity", "engine perplexity", "ratio", "KL, nats", "top-1 agreement"]
     return charts.table("Quality per corpus", heads, rows)
+
+
+def unmatched(limits: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Finding]:
+    """A warning per limit of one corpus that is none of those measured here: it may be mistyped."""
+    known = {m.name for m in metrics}
+    named = {name: definition(name) for name in limits}
+    return [
+        Finding(
+            "warning", f"the limit {name} bounds nothing here: no corpus or task of that name was measured"
+        )
+        for name, about in named.items()
+        if about.per_corpus and name not in (about.name, *known)
+    ]
 
 
 def _perplexity(nll: float, tokens: int) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from delivery.gate.limits import judge
 from delivery.gate.report import Finding, Metric, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from delivery.gate.alarm import Alarm
 
@@ -21,13 +22,18 @@ def metrics(
     baseline_ms: Sequence[float] | None = None,
     limit: float = 1.15,
     alarm: Alarm | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> list[Metric]:
-    """P50 and P95 in ms; judged together where there is a baseline, shown otherwise."""
+    """P50 and P95 in ms; judged together where there is a baseline, and by absolute `limits`."""
     out = []
     for name, percentile in _METRICS:
         value = float(np.percentile(timings_ms, percentile))
+        absolute = judge(name, value, limits or {})
+        if absolute.status == Verdict.FAIL:
+            out.append(absolute)
+            continue
         if baseline_ms is None or alarm is None:
-            out.append(Metric(name, value, "ms", "lower"))
+            out.append(absolute)
             continue
         before = float(np.percentile(baseline_ms, percentile))
         status = Verdict.FAIL if alarm.rings else Verdict.PASS

@@ -216,7 +216,7 @@ class Evaluate:
         findings = quality.findings(measured, metrics)
         found = self._release(ctx)
         metrics, drifted, baseline = self._against(found, metrics)
-        findings += drifted
+        findings += [*drifted, *quality.unmatched(ctx.gate.get("limits", {}), metrics)]
         verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
         if found is not None and verdict.releases:
             found.record()

@@ -172,7 +172,7 @@ class Smoke:
         )
         limits = {**_LIMITS, **ctx.gate.get("limits", {})}
         found = self._baseline(ctx)
-        timing, notes, baseline = self._timing(found, measured)
+        timing, notes, baseline = self._timing(found, measured, limits)
         metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
         if measured["open_turns"]:
             text = "the chat template ends assistant turns with no token that ends generation"
@@ -257,7 +257,7 @@ class Smoke:
         )
 
     def _timing(
-        self, found: Found | None, measured: Mapping[str, Any]
+        self, found: Found | None, measured: Mapping[str, Any], limits: Mapping[str, Any]
     ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
         """P50 and P95 of the timed runs, against the baseline's where there is one."""
         from delivery.gate.alarm import coarse_alarm
@@ -266,10 +266,14 @@ class Smoke:
 
         ours = measured["timings_ms"]
         if found is None or found.made_now:
-            return timings.metrics(ours), [Finding("info", "no baseline for the timed runs")], None
+            return (
+                timings.metrics(ours, limits=limits),
+                [Finding("info", "no baseline for the timed runs")],
+                None,
+            )
         before = found.baseline.current
         alarm = coarse_alarm(before.samples["timings_ms"], ours, self.limit)
-        metrics = timings.metrics(ours, before.samples["timings_ms"], self.limit, alarm)
+        metrics = timings.metrics(ours, before.samples["timings_ms"], self.limit, alarm, limits)
         return metrics, [timings.finding(alarm)], compose.baseline_details(before)
 
     def _workload(self, measured: Mapping[str, Any]) -> dict[str, Any]:

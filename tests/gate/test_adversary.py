@@ -9,8 +9,12 @@ import pytest
 
 from delivery.errors import UsageError
 from delivery.gate import Report, Verdict, compare_latency, compare_memory, waivers
-from delivery.gate.limits import parse_bound
+from delivery.gate.alarm import coarse_alarm
+from delivery.gate.limits import parse_bound, parse_target
+from delivery.gate.metrics import METRICS, NEVER_BOUNDED, UNDER_LOAD, latency_kind
 from delivery.gate.report import Metric
+from delivery.report import timings
+from delivery.report.quality import unmatched
 
 TODAY = date(2026, 11, 30)
 MEMORY = {"weights_bytes": 1e8, "peak_bytes": 5e7, "kv_tokens": 4096}
@@ -112,3 +116,51 @@ def test_an_expired_waiver_and_one_of_another_check_do_nothing():
     assert waivers.apply(failed(SLOW), [waiver(expires="2026-11-30")], TODAY).verdict is Verdict.WAIVED
     with pytest.raises(UsageError, match="no metric"):
         waivers.apply(failed(SLOW), [waiver(metric="nope")], TODAY)
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_BOUNDED))
+def test_a_limit_that_no_check_keeps_is_refused(name):
+    with pytest.raises(UsageError, match="cannot be limited") as caught:
+        parse_target(name, {"max": 1.0}, under_load=False)
+    assert caught.value.code == "metric-not-gated"
+
+
+def test_a_target_under_load_is_measured_under_load():
+    assert parse_target("output_throughput", 50.0, under_load=True).low == 50.0
+    assert parse_target("weights_bytes", {"max": 9e7}, under_load=True).high == 9e7
+    for name in ("perplexity", "legal_perplexity", "smoke_p95_ms", "itl_p95_ms", "load_s"):
+        with pytest.raises(UsageError, match="cannot be a target under load"):
+            parse_target(name, 1.0, under_load=True)
+    assert parse_target("legal_perplexity", 1.0, under_load=False).high == 1.0
+
+
+@pytest.mark.parametrize("name", ["ttft_p0_ms", "ttft_p90_ms", "ttft_p999_ms", "tpot_p_ms"])
+def test_a_percentile_that_nobody_measures_is_refused_before_the_measurement(name):
+    with pytest.raises(UsageError, match="no latency metric"):
+        latency_kind(name)
+
+
+def test_every_metric_is_somebody_s():
+    """Judged by compare, smoke or evaluate, or said to be shown only."""
+    smoke = {n for n in METRICS if n.startswith("smoke_")} | {"load_s", "process_bytes", "planned_bytes"}
+    evaluate = {d.name for d in METRICS.values() if d.per_corpus} | {"bleu4_ratio"}
+    parts = [UNDER_LOAD, NEVER_BOUNDED, smoke, evaluate]
+    assert set().union(*parts) == set(METRICS)
+    assert sum(map(len, parts)) == len(METRICS)
+
+
+def test_a_mistyped_corpus_in_a_limit_is_told():
+    measured = [Metric("legal_perplexity", 9.0, "ppl", "lower")]
+    limits = {"legall_perplexity": 12, "legal_perplexity": 12, "perplexity": 12, "tpot_p95_ms": 5}
+    told = unmatched(limits, measured)
+    assert [f.text.split()[2] for f in told] == ["legall_perplexity"]
+
+
+def test_absolute_limits_hold_for_the_timed_runs_of_smoke():
+    ours = [100.0] * 10
+    assert [m.status for m in timings.metrics(ours)] == ["shown", "shown"]
+    limited = timings.metrics(ours, limits={"smoke_p95_ms": 50, "smoke_p50_ms": 200})
+    assert [(m.status, m.limit) for m in limited] == [("pass", 200), ("fail", 50)]
+    alarm = coarse_alarm(ours, ours)
+    beside = timings.metrics(ours, ours, 1.15, alarm, {"smoke_p95_ms": 50})
+    assert [m.status for m in beside] == ["pass", "fail"]

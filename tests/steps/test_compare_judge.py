@@ -373,3 +373,25 @@ def test_a_waived_loss_of_speed_does_not_let_memory_pass_that_was_not_comparable
         for name in ("ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms")
     ]
     assert waivers.apply(report, told, date(2026, 1, 1)).verdict is Verdict.INVALID
+
+
+def test_absolute_limits_hold_for_memory_too(judged):
+    commit(judged, side())
+    small = {"limits": {"weights_bytes": {"max": 9e7}}}
+    report = judged(side(50), gate=small)
+    assert report.verdict is Verdict.FAIL
+    assert metric(report, "weights_bytes").status == "fail"
+    assert metric(report, "weights_bytes").limit == 9e7
+    assert judged(side(50), gate={"limits": {"weights_bytes": {"max": 2e8}}}).verdict is Verdict.PASS
+    first = judged(side(50), engine="e2", cores=8, gate={**small, "missing_baseline": "bootstrap"})
+    assert first.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("target", ["request_capacity", "weights_bytes"])
+def test_a_target_that_was_not_measured_is_not_met(judged, target):
+    """What an engine can sustain is not looked for in a closed loop, its memory not seen through a URL."""
+    ours = side(none=True, runtime="vllm")
+    commit(judged, ours)
+    report = judged(ours, gate={"slo": {target: {"min": 1.0}}})
+    assert report.verdict is Verdict.INVALID
+    assert f"the target {target} was not measured" in said(report)
