@@ -34,6 +34,8 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     session = Session(steps=CATALOG if steps is None else steps)
     # Read here, not by click: the options themselves may be what is wrong.
     session.answered = "--json" not in given
+    if "run" in given[:1] and "--plan" not in given:
+        session.empty_answer = {"steps": [], "release": None}
     try:
         with interruptible():
             result = commands.main(
@@ -75,7 +77,8 @@ def _show(error: DeliverError, session: Session) -> int:
 def _answer(session: Session, code: str, what: str, why: str, hint: str = "") -> None:
     """The error as the one JSON object of `--json`, where none is out yet."""
     if not session.answered:
-        session.answer({"passed": False, "error": {"code": code, "what": what, "why": why, "hint": hint}})
+        error = {"code": code, "what": what, "why": why, "hint": hint}
+        session.answer({"passed": False, **session.empty_answer, "error": error})
 
 
 def _usage(error: click.ClickException, args: Sequence[str]) -> UsageError:

@@ -34,6 +34,9 @@ class Session:
     answered: bool = False
     """Whether the one JSON object of `--json` is out; an error that comes later is no second one."""
 
+    empty_answer: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that the command's JSON always has, as they are where nothing was done."""
+
     def answer(self, value: Any) -> None:
         """Print the one JSON object of `--json`."""
         self.answered = True

@@ -79,6 +79,8 @@ def test_with_json_every_error_is_one_object_on_stdout(deliver, args, code, exit
     answer = json.loads(out)
     assert answer["passed"] is False
     assert answer["error"]["code"] == code
+    whole_run = args[0] == "run" and "--plan" not in args
+    assert {"steps", "release"} <= set(answer) if whole_run else "steps" not in answer
     assert f"error[{code}]: {answer['error']['what']}" in err
 
 
