@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from delivery.bench.paired import measure_alone
-from delivery.bench.plan import engine_options
+from delivery.bench.plan import engine_options, offered_rate
 from delivery.bench.session import worker_session
 from delivery.bench.workload import load_workload
 from delivery.device import resolve_device
+from delivery.errors import Undecided
 from delivery.gate import noise
+from delivery.gate.capacity import why_too_fast
 from delivery.gate.metrics import DEFAULT_FAMILY, latency_kind, sample
 
 if TYPE_CHECKING:
@@ -29,10 +31,16 @@ def measure_noise(
     device: str,
     metrics: Sequence[str] = DEFAULT_FAMILY,
 ) -> dict[str, dict[str, Any]]:
-    """Metric → value_ms, spread, minimum_effect (shares of 1) and noisy, over `runs` runs."""
+    """Metric → value_ms, spread, minimum_effect (shares of 1) and noisy, over `runs` runs.
+
+    Raises Undecided `measurement-invalid` for an open loop that asks over half of what the engine sustains.
+    """
     load = load_workload(workload)
     with worker_session(engine, resolve_device(device), engine_options(load)) as session:
         made = measure_alone(session, load, runs, _Quiet())
+    rate = offered_rate(load)
+    if rate is not None and (why := why_too_fast(rate, made.candidate.capacity)):
+        raise Undecided("measurement-invalid", "the noise of a queue is not the engine's", why=why)
     out = {}
     for name in metrics:
         kind, percentile = latency_kind(name)

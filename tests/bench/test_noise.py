@@ -11,6 +11,7 @@ from test_paired import Machine
 from delivery.artifact import Artifact, Kind, Manifest
 from delivery.bench import noise
 from delivery.cli._group import commands
+from delivery.errors import Undecided
 
 
 @pytest.fixture
@@ -53,3 +54,14 @@ def test_a_loud_one_is_warned_about(deliver):
     assert rows[0] == ["metric", "value", "spread", "smallest", "effect"]
     assert all("noisy: over 5 %" in line for line in out.splitlines()[1:])
     assert len(rows) == 4
+
+
+def test_the_noise_of_a_queue_is_not_measured(deliver, tmp_path):
+    """The engine can sustain 40 requests a second; `mixed` asks 8."""
+    assert json.loads(deliver("--json", "--workload", "mixed")[0])["metrics"]
+    shape, arrival = {"prompt_tokens": 4, "output_tokens": 8}, {"kind": "poisson", "rate": 30.0}
+    path = tmp_path / "fast.json"
+    path.write_text(json.dumps({"requests": 130, "shape": shape, "arrival": arrival}))
+    with pytest.raises(Undecided, match="the noise of a queue") as caught:
+        deliver("--workload", str(path))
+    assert "ask at most 20" in caught.value.render()
