@@ -173,6 +173,11 @@ _SHAPES = (
     ("chunk-window", 3, 1, 80, 32, ((40, 120), (20, 20)), 33, None),
     ("chunk-softcap", 4, 2, 256, 16, ((20, 41),), 25, 50.0),
     ("mixed", 12, 2, 96, 32, ((1, 90), (1, 33), (35, 64)), None, None),
+    ("chunk-large-pages", 8, 2, 128, 64, ((33, 150), (1, 20), (17, 17), (150, 333)), None, None),
+    ("chunk-small-pages", 4, 1, 128, 16, ((70, 200), (40, 40)), None, None),
+    ("chunk-seven-heads", 7, 1, 128, 64, ((50, 128), (64, 190)), None, None),
+    ("chunk-one-head", 1, 1, 64, 64, ((200, 290), (2, 64)), None, None),
+    ("recorded-large", 8, 2, 128, 64, ((1, 90), (20, 41), (1, 1), (133, 263), (0, 0)), None, None),
     ("recorded", 8, 2, 64, 16, ((1, 90), (20, 41), (1, 1), (33, 33), (0, 0), (0, 0)), None, None),
 )
 
@@ -188,7 +193,7 @@ def _cases() -> Iterator[Case]:
                 inputs = paged_inputs(device, dtype, seed, kv, heads, kv_heads, head_dim, block_size, lengths)
                 q, k_cache, v_cache, table, starts, contexts, k_scale, v_scale = inputs
                 decodes = next((i for i, (n, _) in enumerate(lengths) if n != 1), len(lengths))
-                if s[0] == "recorded":
+                if s[0].startswith("recorded"):
                     q, decodes = torch.cat((q, q[:3])), -1
                 at = (table, starts, contexts, head_dim**-0.5, window, softcap)
                 return q, k_cache, v_cache, *at, k_scale, v_scale, decodes

@@ -30,6 +30,14 @@ STREAM = {
     "bf16": {"DTYPE": "bf16", "SCALES": "none"},
 }
 
+PREFILL = {
+    "bf16": {"LAYOUT": "auto", "STAGES": 3, "CHOOSE": True, "SEQUENCES": 128},
+    "narrow-heads": {"LAYOUT": "auto", "HEAD_DIM": 64},
+    "int8": {"LAYOUT": "int8", "PAGE": 16, "CHOOSE": True, "SEQUENCES": 128},
+    "fp8": {"LAYOUT": "fp8"},
+    "int4": {"LAYOUT": "int4"},
+}
+
 
 def compiled_w4(**options: Any) -> Any:
     import triton.experimental.gluon.language as gl
@@ -84,9 +92,54 @@ def compiled_stream(**options: Any) -> Any:
     return compiled(stream_hopper._kernel, signature, constants, warps, registers)
 
 
+def compiled_prefill(**options: Any) -> Any:
+    import triton.experimental.gluon.language as gl
+
+    from delivery.kernels.gpu import prefill_hopper
+
+    layout, head_dim = options.pop("LAYOUT"), options.pop("HEAD_DIM", 128)
+    pages = f"tensordesc<bf16[64, {head_dim}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    strides = ("q_stride", "out_stride", "table_stride", "block_stride", "scale_stride")
+    signature = {
+        **dict.fromkeys(("q", "out"), "*bf16"),
+        **dict.fromkeys(("k_cache", "v_cache"), pages if layout == "auto" else "*i32"),
+        **dict.fromkeys(("block_table", "query_start", "context_lens"), "*i32"),
+        **dict.fromkeys((*strides, "num_decodes", "num_sequences", "tiles"), "i32"),
+        "factor": "fp32",
+    }
+    constants = {
+        "TOKEN_STRIDE": head_dim // 4,
+        "HEAD_STRIDE": head_dim * 16,
+        "GROUP": 4,
+        "KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "PAGE": 64,
+        "QUERIES": 32,
+        "SEQUENCES": 16,
+        "LAYOUT": prefill_hopper.FORMS[layout],
+        "CHOOSE": False,
+        "STAGES": 2,
+        "OVERLAP": True,
+        **options,
+    }
+    scales = dict.fromkeys(("k_scale", "v_scale"), "*fp32")
+    if layout == "auto":
+        constants |= dict.fromkeys(scales)
+    else:
+        signature |= scales
+    even = ("q_stride", "out_stride", "block_stride", "scale_stride")
+    return compiled(prefill_hopper._kernel, signature, constants, 4, 168, even)
+
+
 def compiled(
-    kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, registers: int
+    kernel: Any,
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    warps: int,
+    registers: int,
+    even: tuple[str, ...] = (),
 ) -> Any:
+    """`even`: integers that are multiples of 16, as the launcher finds out by itself."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -99,7 +152,7 @@ def compiled(
         {
             (names.index(name),): [["tt.divisibility", 16]]
             for name, kind in signature.items()
-            if kind[0] == "*"
+            if kind[0] == "*" or name in even
         },
     )
     return triton.compile(
@@ -178,7 +231,9 @@ def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def main(kind: str, name: str) -> None:
-    if kind == "w4":
+    if kind == "prefill":
+        code = compiled_prefill(**PREFILL[name])
+    elif kind == "w4":
         code = compiled_w4(**{"BLOCK_N": 64, "STAGES": 6, "CHUNKS": 2, "GROUPS": 1, **W4[name]})
     else:
         code = compiled_stream(**{"BLOCK_N": 64, "BLOCK_M": 8, "STAGES": 6, "SCALES": "row", **STREAM[name]})

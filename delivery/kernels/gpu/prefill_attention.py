@@ -22,6 +22,7 @@ from delivery.kernels.gpu.decode_config import sequence_lanes
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from delivery.kernels.gpu.pages import LOWEST
 from delivery.kernels.gpu.prefill_tiles import attend_span
+from delivery.kernels.hopper_rules import why_not_hopper
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.targets import has_bulk_copies, shared_memory
 
@@ -209,12 +210,21 @@ def prefill_attention(
 ) -> None:
     """Attention of the sequences from number num_decodes on; rows num_decodes and up of out are written.
 
-    choose: sequences with a single query are left out.
+    choose: sequences with a single query are left out. Where nothing is asked for by `config`, a Hopper card
+    takes the kernel of prefill_hopper.py.
     """
     tokens, heads, head_dim = q.shape
     page, kv_heads, stored_dim = k_cache.shape[1:]
     layout = layout_of(k_cache).name
     whole = k_cache.is_contiguous() and v_cache.is_contiguous() and has_bulk_copies(q.device)
+    if config is None and why_not_hopper(q[:, 0]) is None:
+        from delivery.kernels.gpu import prefill_hopper
+
+        sequences = block_table.shape[0] - num_decodes
+        if not prefill_hopper.why_not(q, k_cache, v_cache, sequences, sliding_window, softcap):
+            where = (block_table, query_start, context_lens, out, scale, k_scale, v_scale, num_decodes)
+            prefill_hopper.prefill(q, k_cache, v_cache, *where, choose=choose)
+            return
     config = config or prefill_config(layout, head_dim, page, whole, shared_memory(q.device)[0])
     group = heads // kv_heads
     block_m = max(config.block_m, triton.next_power_of_2(group))
