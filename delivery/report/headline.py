@@ -83,6 +83,8 @@ def _where(details: Mapping[str, Any]) -> str:
 def _worse(metric: Metric, level: str) -> Worse:
     value = words.amount(metric.value, metric.unit)
     how_much, how_sure = value, "counted, not sampled" if metric.name in _COUNTED else ""
+    if not metric.baseline and metric.limit:
+        how_much = f"{value}, {_beyond(metric.value / metric.limit)}"
     if metric.baseline:
         change = (metric.value / metric.baseline - 1) * 100
         how_much = f"{change:+.1f} %: {value} against {words.amount(metric.baseline, metric.unit)}"
@@ -90,6 +92,13 @@ def _worse(metric: Metric, level: str) -> Worse:
             low, high = ((edge / metric.baseline - 1) * 100 for edge in metric.interval)
             how_sure = f"{level} interval {low:+.1f} % to {high:+.1f} %"
     return Worse(words.title(metric.name), metric.name, how_much, how_sure, words.limit(metric))
+
+
+def _beyond(share: float) -> str:
+    """Where a value stands to its limit, `share` of which it is."""
+    if share >= 3:
+        return f"{words.number(float(round(share)))} times the limit"
+    return f"{abs(share - 1) * 100:.3g} % {'over' if share > 1 else 'under'} the limit"
 
 
 def _said(text: str, bad: Sequence[Metric]) -> bool:

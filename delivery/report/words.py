@@ -39,7 +39,7 @@ def amount(value: float, unit: str) -> str:
                 return f"{number(value)} {name}"
             value /= 1024
     if unit == "ratio":
-        return f"{value * 100:.4g} %"
+        return f"{number(value * 100)} %"
     return f"{number(value)} {unit}".rstrip()
 
 

@@ -244,3 +244,22 @@ def test_a_pull_request_on_github_is_known_by_its_own_commit(tmp_path, monkeypat
     assert current_commit() == "ours"
     event.write_text("broken")
     assert current_commit() == "merge"
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "direction", "told"),
+    [
+        (0.842, 0.001, "lower", "0.842 nats, 842 times the limit"),
+        (0.36, 0.30, "lower", "0.36 nats, 20 % over the limit"),
+        (0.60, 0.75, "higher", "0.6 nats, 20 % under the limit"),
+        (3.0, 0.0, "lower", "3 nats"),
+    ],
+)
+def test_a_value_without_a_baseline_is_told_by_its_limit(tmp_path, value, bound, direction, told):
+    over = Metric("legal_kl_nats", value, "nats", direction, bound, "fail")
+    report = replace(failed(), metrics=(over,))
+    assert headline(report).worse[0].how_much == told
+    render(report, tmp_path)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "By how much" in page
+    assert "How sure" not in page  # an empty column answers nothing
