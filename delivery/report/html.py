@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delivery.gate.report import Metric, Report
 
 
-_APART = re.compile(r"(\d) (%|ms\b|[KMGT]iB\b|req/s|tok/s)")
+_APART = re.compile(r"(?<=\d) (?=%|ms\b|[KMGT]iB\b|req/s|tok/s)|(?<=[≤≥]) ")
 """A number and its unit, which no line break should part."""
 
 
@@ -63,5 +63,5 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["whole"] = lambda text: _APART.sub("\\1\u00a0\\2", text)
+    environment.filters["whole"] = lambda text: _APART.sub("\u00a0", text)
     return environment.get_template("report.html.j2")

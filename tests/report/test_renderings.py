@@ -228,6 +228,7 @@ def test_memory_shows_the_limit_on_the_side_that_it_left():
 def test_a_number_is_not_parted_from_its_unit(folder):
     page = (folder / "report.html").read_text("utf-8")
     assert "9.1\u00a0ms against 7.5\u00a0ms" in page
+    assert "≤\u00a08.625\u00a0ms" in page
     assert "+17.0\u00a0% to +25.0\u00a0%" in page
 
 
