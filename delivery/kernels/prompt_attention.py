@@ -1,6 +1,6 @@
 """Causal attention over whole prompts, keys and values still dense: where vendor kernels are at their best.
 
-The engine uses it for a step that holds nothing but whole prompts; `paged_attention` does every other one.
+The mark for `paged_attention`, which the engine takes for every step: it also serves chunks, prefixes and decodes.
 """
 
 from __future__ import annotations

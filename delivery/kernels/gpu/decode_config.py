@@ -42,9 +42,9 @@ def decode_config(
     if layout == "auto":
         config = DecodeConfig(64, 4, 4, 1) if pairs <= ALONE else DecodeConfig(64, 3, 4, 2)
     elif pairs <= ALONE // 2:
-        config = DecodeConfig(128, 4, 4, 1)
+        config = DecodeConfig(128, 3, 4, 2)
     else:
-        config = DecodeConfig(32, 4, 1, 8) if layout == "int4" else DecodeConfig(64, 4, 2, 4)
+        config = DecodeConfig(64 if layout == "int4" else 32, 3, 1, 8)
     while config.shared_bytes(token_bytes) > shared_bytes and config.tile > 16:
         smaller = config.stages > 2
         config = (
@@ -65,10 +65,9 @@ def decode_candidates(layout: str) -> tuple[DecodeConfig, ...]:
     quantised = (
         DecodeConfig(128, 4, 4, 1),
         DecodeConfig(128, 3, 4, 2),
-        DecodeConfig(64, 4, 2, 4),
-        DecodeConfig(64, 3, 2, 5, 192),
-        DecodeConfig(64, 3, 2, 6, 168),
-        DecodeConfig(32, 4, 1, 8),
-        DecodeConfig(32, 3, 1, 10, 192),
+        DecodeConfig(64, 3, 2, 4),
+        DecodeConfig(64, 2, 2, 8, 128),
+        DecodeConfig(64, 3, 1, 8),
+        DecodeConfig(32, 3, 1, 8),
     )
     return plain if layout == "auto" else quantised
