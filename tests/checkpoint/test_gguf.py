@@ -56,6 +56,10 @@ def test_weights_config_and_logits_come_back(name: str, tmp_path: Path) -> None:
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     assert set(checkpoint.names()) == set(state)
+    outline = open_source(file).outline()
+    assert outline is not None
+    assert {n: outline.shape(n) for n in outline.names()} == {n: checkpoint.shape(n) for n in state}
+    assert outline.size_bytes() == checkpoint.size_bytes()
     for tensor_name, values in state.items():
         exact = not (family == "Gemma" and "norm" in tensor_name)
         torch.testing.assert_close(checkpoint.tensor(tensor_name), values, rtol=0, atol=0 if exact else 1e-6)

@@ -50,6 +50,9 @@ def check_logits(folder: Path, out: Path, model: Any) -> dict[str, Any]:
         for piece in layout.pieces(source, iter(directory.names())):
             writer.add(piece.name, piece.take(directory.tensor(piece.source)))
         writer.finish(layout.config(source))
+    outline, written = open_source(folder).outline(), Checkpoint.open(out)
+    assert outline is not None
+    assert {n: outline.shape(n) for n in outline.names()} == {n: written.shape(n) for n in written.names()}
     loaded, report = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
