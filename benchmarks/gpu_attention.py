@@ -177,33 +177,46 @@ def decode(pools: Iterator[Pool] | None = None) -> Iterator[Row]:
 
 
 def prefill() -> Iterator[Row]:
-    pool, prompt = Pool("auto", 1024), OPS["prompt_attention"]
-    for (batch, tokens), peer in PREFILL_PEERS.items():
-        operations = 2 * HEAD_DIM * HEADS * batch * tokens * (tokens + 1)
-        byte_count = batch * tokens * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM * 2
-        peer_us = operations / peer / 1e6
-        args, scales = attention_args(pool, pool.tables(batch, tokens)[0], tokens, tokens)
-        error = checked(args, scales, OPS["paged_attention"](*args, **scales))
-        us = time_us([lambda a=args, s=scales: OPS["paged_attention"](*a, **s)] * 3, 5)
-        yield row(
-            "paged prefill", "triton", f"{batch} x {tokens}", us, byte_count, operations, error, peer_us
-        )
-        qkv = torch.randn(batch * tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
-        dense = (*qkv.split((HEADS, KV_HEADS, KV_HEADS), 1), (tokens,) * batch, HEAD_DIM**-0.5)
-        out = prompt(*dense, backend="cudnn")
-        first = [x[:512].double() for x in dense[:3]]
-        error = relative_error(out[:512], prompt.reference(*first, (512,), HEAD_DIM**-0.5))
-        us = time_us([lambda a=dense: prompt(*a, backend="cudnn")] * 3, 5)
-        yield row(
-            "prompt attention", "cudnn", f"{batch} x {tokens}", us, byte_count, operations, error, peer_us
-        )
-    for queries, context in ((512, 8192), (2048, 32768)):
-        args, scales = attention_args(pool, pool.tables(1, context)[0], queries, context)
-        error = checked(args, scales, OPS["paged_attention"](*args, **scales))
-        operations = 4 * HEAD_DIM * HEADS * (queries * (context - queries) + queries * (queries + 1) // 2)
-        byte_count = (2 * queries * HEADS + 2 * context * KV_HEADS) * HEAD_DIM * 2
-        us = time_us([lambda a=args, s=scales: OPS["paged_attention"](*a, **s)] * 3, 5)
-        yield row("paged chunk", "triton", f"last {queries} of {context}", us, byte_count, operations, error)
+    """Whole prompts and last chunks of long ones over every kind of cache, and cuDNN on whole prompts."""
+    for name in LAYOUTS:
+        pool = Pool(name, 1024)
+        for (batch, tokens), peer in PREFILL_PEERS.items():
+            peer_us = _prefill_operations(batch, tokens, tokens) / peer / 1e6
+            yield _paged_prefill(pool, batch, tokens, tokens, peer_us)
+            if name == "auto":
+                yield _dense_prefill(batch, tokens, peer_us)
+        for queries, context in ((512, 8192), (2048, 32768)):
+            yield _paged_prefill(pool, 1, queries, context, None)
+
+
+def _prefill_operations(batch: int, queries: int, context: int) -> int:
+    return 4 * HEAD_DIM * HEADS * batch * (queries * (context - queries) + queries * (queries + 1) // 2)
+
+
+def _paged_prefill(pool: Pool, batch: int, queries: int, context: int, peer_us: float | None) -> Row:
+    args, scales = attention_args(pool, pool.tables(batch, context)[0], queries, context)
+    error = checked(args, scales, OPS["paged_attention"](*args, **scales))
+    stored = context * KV_HEADS * 2 * pool.layout.token_head_bytes(HEAD_DIM, DTYPE)
+    byte_count = batch * (2 * queries * HEADS * HEAD_DIM * 2 + stored)
+    us = time_us([lambda: OPS["paged_attention"](*args, **scales)] * 3, 5)
+    cell = f"{pool.layout.name} " + (
+        f"{batch} x {context}" if queries == context else f"{queries} of {context}"
+    )
+    operations = _prefill_operations(batch, queries, context)
+    return row("paged prefill", "triton", cell, us, byte_count, operations, error, peer_us)
+
+
+def _dense_prefill(batch: int, tokens: int, peer_us: float) -> Row:
+    prompt = OPS["prompt_attention"]
+    byte_count = batch * tokens * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM * 2
+    qkv = torch.randn(batch * tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
+    dense = (*qkv.split((HEADS, KV_HEADS, KV_HEADS), 1), (tokens,) * batch, HEAD_DIM**-0.5)
+    out = prompt(*dense, backend="cudnn")
+    first = [x[:512].double() for x in dense[:3]]
+    error = relative_error(out[:512], prompt.reference(*first, (512,), HEAD_DIM**-0.5))
+    us = time_us([lambda: prompt(*dense, backend="cudnn")] * 3, 5)
+    operations = _prefill_operations(batch, tokens, tokens)
+    return row("prompt attention", "cudnn", f"{batch} x {tokens}", us, byte_count, operations, error, peer_us)
 
 
 def fused() -> Iterator[Row]:

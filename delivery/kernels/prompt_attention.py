@@ -1,6 +1,6 @@
 """Causal attention over whole prompts, keys and values still dense: where vendor kernels are at their best.
 
-The mark for `paged_attention`, which the engine takes for every step: it also serves chunks, prefixes and decodes.
+The mark for `paged_attention`, which the engine takes: it serves chunks, cached prefixes and decodes too.
 """
 
 from __future__ import annotations
