@@ -48,13 +48,15 @@ def build(
     *,
     checkpoint_digest: str = "",
     progress: Callable[[], None] = lambda: None,
+    note: Callable[[str], None] = lambda _: None,
     tune: bool = True,
     **options: Any,
 ) -> dict[str, Json]:
     """Write an engine directory for a checkpoint and return what engine.json says.
 
-    options: `EngineOptions`; they become the engine's defaults. progress is called once per layer. tune: on
-    a GPU, measure which kernels are fastest there, and compile what serving will launch.
+    options: `EngineOptions`; they become the engine's defaults. progress is called once per layer, note
+    told what is done after that. tune: on a GPU, measure which kernels are fastest there, and compile what
+    serving will launch.
     Raises DataError for a damaged checkpoint, EnvironmentLacking when the plan does not fit.
     """
     chosen = EngineOptions.of(options)
@@ -65,7 +67,7 @@ def build(
     with torch.inference_mode():
         model = load_model(source, config, torch.device(device), device_forms(device, dtype), progress)
     plan = memory_plan(config, chosen, device, weights_size(model), dtype)
-    table = _prepared(model, chosen, device) if tune and device == "cuda" else TuningTable()
+    table = _prepared(model, chosen, device, note) if tune and device == "cuda" else TuningTable()
     settled = {
         **{name: getattr(chosen, name) for name in _STORED},
         "max_model_len": plan.max_model_len,
@@ -92,7 +94,9 @@ def build(
     return about
 
 
-def _prepared(model: EngineModel, options: EngineOptions, device: str) -> TuningTable:
+def _prepared(
+    model: EngineModel, options: EngineOptions, device: str, note: Callable[[str], None]
+) -> TuningTable:
     """The choices measured on this card. What serving launches with them is compiled, into the disk cache."""
     from delivery.kernels.gpu.timing import graph_us
 
@@ -107,8 +111,10 @@ def _prepared(model: EngineModel, options: EngineOptions, device: str) -> Tuning
                 measuring.row_counts(options.batched_tokens(device)),
                 time_us,
                 options.sequences(device),
+                note,
             )
         tuning.install(table)
+        note("recording steps")
         around(model, options, device, None)  # records steps, and with that compiles them
     finally:
         tuning.install(before)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from delivery.artifact import Json
+from delivery.engine.layer_run import run_layer, sample_activations
 from delivery.engine.packed_files import Packer, unpack
 from delivery.errors import DeliverError
 from delivery.kernels.tuning import Choice, TuningTable
@@ -86,8 +87,6 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _run(task: dict[str, Any], device: str) -> None:
-    from delivery.engine.tune import run_layer, sample_activations
-
     def tensor(name: str) -> torch.Tensor:
         shape, dtype = task["tensors"][name]
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)

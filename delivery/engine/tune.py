@@ -16,12 +16,11 @@ import torch
 from delivery.engine.compile_ahead import Task, compile_ahead
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.forms_gpu import Dense, EightByEight, FourBit
+from delivery.engine.layer_run import Layer, run_layer, sample_activations, tensors_of
 from delivery.errors import EnvironmentLacking
 from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
-from delivery.kernels.quantize_per_token import OP as QUANTIZE
 from delivery.kernels.tuning import ROW_BUCKETS, Choice, TuningTable, bucket, measure
 
-Layer = FourBit | EightByEight | Dense
 _MOST_COPIES = 16
 _FEW_ROWS = 256
 
@@ -105,14 +104,14 @@ def measured(
     """The table of a model's layers on this card.
 
     time_us: the time of one call when the given ones run in turn (`delivery.kernels.gpu.timing`). sampled:
-    the most rows that sample in a step. progress is told of every shape.
+    the most rows that sample in a step. progress is told what is being done.
     """
     table = TuningTable()
     if torch.cuda.is_available():
-        count = compile_ahead(_tasks(model, rows, sampled), model.dtype)
-        progress(f"{count} kernels compiled")
+        progress("compiling candidates")
+        compile_ahead(_tasks(model, rows, sampled), model.dtype)
     for subject in subjects(model):
-        progress(f"{subject.op} {subject.n} x {subject.k}")
+        progress(f"measuring {subject.op} {subject.n} x {subject.k}")
         layers = [subject.layer, *_copies(subject.layer)]
         for count in subject.rows(rows, sampled):
             x = sample_activations(subject.layer, count, subject.k, model.dtype)
@@ -143,27 +142,10 @@ def _tasks(model: EngineModel, rows: Sequence[int], sampled: int) -> Iterator[Ta
                 yield subject.layer, count, subject.n, subject.k, choice
 
 
-def run_layer(layer: Layer, x: Any, choice: Choice) -> torch.Tensor:
-    """One layer by one choice; x as `sample_activations` makes it for the layer."""
-    if isinstance(layer, FourBit):
-        return linear_w4a16.run(x, layer.packed, layer.bias, choice)
-    if isinstance(layer, EightByEight):
-        return linear_w8a8.run(x[0], layer.packed, layer.bias, choice, x[1], layer.dtype)
-    return linear_w16a16.run(x, layer.weight, layer.bias, choice)
-
-
-def sample_activations(layer: Layer, rows: int, k: int, dtype: torch.dtype) -> Any:
-    """Random activations [rows, k] as a layer takes them: quantised, with their scales, for 8 bits."""
-    x = torch.randn(rows, k, device=next(_tensors(layer)).device).to(dtype)
-    if isinstance(layer, EightByEight):
-        return QUANTIZE(x, layer.packed.weight.dtype, layer.packed.input_scale)
-    return x
-
-
 def _copies(layer: Layer) -> list[Layer]:
     from delivery.kernels.gpu.timing import copies_for
 
-    size = sum(t.numel() * t.element_size() for t in _tensors(layer))
+    size = sum(t.numel() * t.element_size() for t in tensors_of(layer))
     return [_copied(layer) for _ in range(min(_MOST_COPIES, copies_for(size)) - 1)]
 
 
@@ -174,14 +156,6 @@ def _copied(value: Any) -> Any:
         parts = {f.name: _copied(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **parts)
     return value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
 
 
 def _runs(model: EngineModel) -> Iterator[object]:

@@ -61,6 +61,7 @@ class Build:
                 ctx.out,
                 checkpoint_digest=source.digest,
                 progress=task.advance,
+                note=task.note,
                 device=ctx.device,
                 seed=ctx.seed,
                 **self._options(),

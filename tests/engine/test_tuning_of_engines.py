@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,14 +172,17 @@ def test_a_build_for_a_gpu_keeps_what_was_measured(monkeypatch: pytest.MonkeyPat
     asked: list[tuple[tuple[int, ...], int]] = []
     seen: list[TuningTable] = []
 
-    def fake(_model: object, rows: tuple[int, ...], _time: object, sampled: int) -> TuningTable:
+    def fake(_model: object, rows: tuple[int, ...], _time: object, sampled: int, note: Any) -> TuningTable:
         asked.append((rows, sampled))
+        note("measuring")
         return TABLE
 
     monkeypatch.setattr(builder.measuring, "measured", fake)
     monkeypatch.setattr(builder, "around", lambda *_: seen.append(tuning.installed()))
     options = EngineOptions(max_num_seqs=7, max_num_batched_tokens=300)
-    assert builder._prepared(model, options, "cuda") == TABLE
+    notes: list[str] = []
+    assert builder._prepared(model, options, "cuda", notes.append) == TABLE
+    assert notes == ["measuring", "recording steps"]
     assert asked == [((1, 16, 32, 64, 128, 256, 512), 7)]
     assert seen == [TABLE]  # recorded, and so compiled, with the choices that will serve
     assert tuning.installed() == TuningTable()
