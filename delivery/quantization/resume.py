@@ -22,19 +22,24 @@ if TYPE_CHECKING:
 
 _STATE = "state.json"
 _SAVE_EVERY_S = 20.0
+_WORK_PER_SAVING = 20.0
+"""Seconds of work for a second of writing hidden states, where `_SAVE_EVERY_S` has not passed before."""
+_DISK_BYTES_PER_S = 5e8  # until a first writing was timed
 
 
 class LayerStore:
     """Finished layers in a scratch folder, valid for one fingerprint.
 
-    Hidden states are written only every so many seconds: they can be gigabytes, and the layers since
-    the last writing are cheaper to do again. What belongs to another fingerprint is thrown away.
+    Hidden states are written after every layer where that costs next to nothing, else only every so many
+    seconds: they can be gigabytes, and the layers since the last writing are cheaper to do again. What
+    belongs to another fingerprint is thrown away.
     """
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, Any]) -> None:
         self._folder = folder / "layers"
         self._fingerprint = hashlib.sha256(canonical_json(fingerprint).encode()).hexdigest()
         self._saved_at = time.monotonic()
+        self._saving_s: float | None = None
         state = self._state()
         if state is None or state.get("fingerprint") != self._fingerprint:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -68,15 +73,20 @@ class LayerStore:
         self._write(f"{layer:05d}.json", report)
         if not final:
             return
-        if stream is None or time.monotonic() - self._saved_at >= _SAVE_EVERY_S:
+        if stream is None or self._is_due(stream):
             # Named by layer, and the old one goes last: a kill in between finds a pair that fits.
-            before = self._state()
+            started, before = time.monotonic(), self._state()
             if stream is not None:
                 stream.save(self._hidden(layer + 1))
             self._write(_STATE, {"fingerprint": self._fingerprint, "next_layer": layer + 1})
             if before is not None and before["next_layer"] != layer + 1:
                 self._hidden(int(before["next_layer"])).unlink(missing_ok=True)
             self._saved_at = time.monotonic()
+            self._saving_s = self._saved_at - started
+
+    def _is_due(self, stream: Stream) -> bool:
+        cost_s = stream.size_bytes / _DISK_BYTES_PER_S if self._saving_s is None else self._saving_s
+        return time.monotonic() - self._saved_at >= min(_SAVE_EVERY_S, _WORK_PER_SAVING * cost_s)
 
     def tensors(self, layer: int) -> dict[str, torch.Tensor]:
         """The tensors of a finished layer."""

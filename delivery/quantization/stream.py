@@ -68,6 +68,11 @@ class Stream:
     def tokens(self) -> int:
         return sum(sum(p.lengths) for p in self.pieces)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all hidden states."""
+        return sum(p.hidden.nbytes for p in self.pieces)
+
     def run(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Each piece with its hidden states [T, H] on the device."""
         for piece in self.pieces:
