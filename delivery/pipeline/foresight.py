@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from delivery.artifact import Artifact
     from delivery.pipeline.spec import Stage
     from delivery.pipeline.store import Store
-    from delivery.pipeline.wiring import Source
     from delivery.steps.step import Known
 
 
@@ -25,28 +24,25 @@ class Foresight:
     """Stages and what became of them. `made` tells it of an artifact; outlines of others are foretold."""
 
     def __init__(self, stages: Sequence[Stage], store: Store) -> None:
-        self._stages = {stage.id: stage for stage in stages}
         self._store = store
-        self._made: dict[str, Artifact] = {}
+        # One for each stage, so that its outline is read once.
+        self._known = {stage.id: self._ahead(stage) for stage in stages}
 
     def made(self, stage_id: str, artifact: Artifact) -> None:
-        self._made[stage_id] = artifact
+        self._known[stage_id] = known_of(artifact)
 
     def inputs(self, stage: Stage) -> Known:
         """Raises what resolving a `ref:` input raises."""
         kinds = {f.name: f.metadata["kind"] for f in fields_of(stage.step) if f.is_input}
         return {
             role: tuple(
-                known_of(resolve(self._store, s.ref, kinds[role])) if s.ref else self._stage(s)
+                known_of(resolve(self._store, s.ref, kinds[role])) if s.ref else self._known[s.stage]
                 for s in sources
             )
             for role, sources in stage.sources.items()
         }
 
-    def _stage(self, source: Source) -> Ahead:
-        if source.stage in self._made:
-            return known_of(self._made[source.stage])
-        stage = self._stages[source.stage]
+    def _ahead(self, stage: Stage) -> Ahead:
         return Ahead(
             stage.step.name, stage.params, foretell=lambda: stage.instance().outline(self.inputs(stage))
         )

@@ -9,6 +9,7 @@ import pytest
 
 from delivery import device
 from delivery.errors import EnvironmentLacking, UsageError
+from delivery.pipeline.foresight import Foresight
 from delivery.pipeline.overrides import as_override
 from delivery.pipeline.planner import plan, table
 from delivery.pipeline.progress import Lines
@@ -115,3 +116,18 @@ def test_the_release_section_takes_values_as_its_step_does(pipeline_file):
     assert stages[-1].params["chart"] == "7"
     with pytest.raises(UsageError, match="did you mean 'chart'"):
         loaded(pipeline_file, "release.chrt=7")
+
+
+def test_an_outline_is_made_once(pipeline_file, store, monkeypatch):
+    asked = []
+
+    def outline(self, inputs):
+        asked.append(self.words)
+
+    monkeypatch.setattr(fake_steps.Make, "outline", outline)
+    stages = loaded(pipeline_file).stages
+    foresight = Foresight(stages, store)
+    for stage in stages[1:] * 2:
+        for found in foresight.inputs(stage).values():
+            assert all(ahead.outline is None for ahead in found if ahead.step == "make")
+    assert asked == [3]
