@@ -50,6 +50,8 @@ def command(session: Session, ref: str | None, key: str | None, as_json: bool) -
             row |= {"passed": False, "damage": error.why or error.what}
         rows.append(row)
     if not as_json:
+        if not rows:
+            click.echo(f"there are no artifacts in {session.workdir}")
         for row in rows:
             if row["passed"] or len(rows) > 1:
                 click.echo(_told(row))

@@ -68,6 +68,10 @@ def test_verify_names_the_damaged_file(deliver, ran, tmp_path):
     assert err.startswith("error[artifact-damaged]: o is damaged\n  why:  weights.bin has SHA-256 ")
 
 
+def test_verify_of_nothing_says_so(deliver):
+    assert deliver("verify") == (0, "there are no artifacts in .deliver\n", "")
+
+
 def test_verify_goes_on_after_the_first_damaged_artifact(deliver, ran, tmp_path):
     for name in ("make", "assemble"):
         file = next(
