@@ -28,7 +28,7 @@ def deliver(monkeypatch, tmp_path):
 
         monkeypatch.setattr(noise, "worker_session", session)
         found = Artifact(Path(tmp_path), Manifest(Kind.ENGINE, "build", 1))
-        monkeypatch.setattr("delivery.pipeline.refs.resolve", lambda *_: found)
+        monkeypatch.setattr("delivery.cli.baseline.resolve", lambda *_: found)
         command = ["baseline", "noise", "e1", "--device", "cpu", "--workdir", str(tmp_path), *arguments]
         done = CliRunner().invoke(commands, command, catch_exceptions=False, standalone_mode=False)
         return done.stdout, log
