@@ -142,6 +142,20 @@ def loaded_bytes(inputs: Known, role: str, kv_tokens: int) -> int | None:
     return weights + cache + 2 * _STEP_TOKENS * config.vocab_size * 4
 
 
+def longest(inputs: Known) -> tuple[str, int] | None:
+    """What bounds the tokens of a request to `engine` and `source`, in words, and the bound.
+
+    None where neither is known.
+    """
+    from delivery.steps.calibrate import config_of
+
+    source = config_of(outline_of(inputs, "source"))
+    built = session_len(inputs["engine"][0]) if inputs.get("engine") else None
+    limits = [] if source is None else [("the source was made for", source.max_position)]
+    limits += [] if built is None else [("the engine was built for", built)]
+    return min(limits, key=lambda limit: limit[1], default=None)
+
+
 def session_len(engine: Ahead) -> int | None:
     """Input plus output tokens that an engine holds; of one to come, what build is told. None if unknown."""
     if engine.path is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.corpus import bare as bare_corpora
-from delivery.steps.step import Input, JudgeContext, Known, StepContext, outline_of, param, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.engine import LLM
@@ -104,30 +104,22 @@ class Evaluate:
 
     def _check_lengths(self, inputs: Known) -> None:
         from delivery.errors import UsageError
-        from delivery.steps.build import session_len
-        from delivery.steps.calibrate import config_of
+        from delivery.steps.build import longest
 
-        source = config_of(outline_of(inputs, "source"))
-        built = session_len(inputs["engine"][0]) if inputs.get("engine") else None
-        limits = {
-            "the source was made for": source.max_position if source is not None else None,
-            "the engine was built for": built,
-        }
-        known = {what: length for what, length in limits.items() if length is not None}
-        if not known:
+        limit = longest(inputs)
+        if limit is None:
             return
-        what = min(known, key=lambda name: known[name])
-        longest = known[what]
+        what, most = limit
         asked = [("--window-tokens", self.window_tokens, 0)]
         if self.bleu_prompts:
             asked += [("--bleu-tokens", self.bleu_tokens, self.window_tokens // 2)]
         for option, tokens, before in asked:
-            if before + tokens > longest:
+            if before + tokens > most:
                 raise UsageError(
                     "window-too-long",
                     f"{option} is {tokens}" + (f", after {before} tokens of a window" if before else ""),
-                    why=f"{what} {longest} tokens",
-                    hint=f"{option} {longest - before} or less",
+                    why=f"{what} {most} tokens",
+                    hint=f"{option} {most - before} or less",
                 )
 
     def predict_peak_bytes(self, inputs: Known) -> int | None:

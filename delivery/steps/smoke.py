@@ -14,7 +14,7 @@ from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.errors import UsageError, did_you_mean
 from delivery.resources import resource
-from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, path_of, step, takes
 
 if TYPE_CHECKING:
     from delivery.gate.baseline import Snapshot
@@ -82,8 +82,29 @@ class Smoke:
         return hash_files(self._paths()) | code_in_key()
 
     def preflight(self, inputs: Known) -> None:
-        """The suites can be read."""
-        self._read()
+        """The suites can be read, and no prompt is longer than the models allow."""
+        from delivery.checkpoint import Checkpoint
+        from delivery.steps.build import longest
+
+        suites = self._read()
+        path = path_of(inputs, "source") or path_of(inputs, "engine")
+        limit = longest(inputs)
+        if path is None or limit is None:
+            return
+        tokenizer = Checkpoint.open(path).tokenizer()
+        what, most = limit
+        for suite in suites:
+            for prompt in suite.prompts:
+                # Without the template's own tokens: what is refused here cannot fit.
+                texts = [m["content"] or "" for m in prompt.messages]
+                tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+                if tokens + prompt.max_tokens > most:
+                    raise UsageError(
+                        "request-too-long",
+                        f"prompt {prompt.id!r} of the suite {suite.name} cannot fit",
+                        why=f"{tokens} prompt tokens and {prompt.max_tokens} output tokens; {what} {most}",
+                        hint="other --suites, or build --max-session-len",
+                    )
 
     def predict_peak_bytes(self, inputs: Known) -> int | None:
         """The larger of the two that are asked, one after the other."""

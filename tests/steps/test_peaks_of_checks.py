@@ -57,6 +57,16 @@ def test_windows_longer_than_the_engine_holds(when: str, known: dict[str, Known]
         Evaluate(window_tokens=100_000).preflight({"source": known[when]["source"]})
 
 
+def test_prompts_longer_than_the_engine_holds(known: dict[str, Known]) -> None:
+    with pytest.raises(
+        UsageError, match="prompt '.*' of the suite english cannot fit[\\s\\S]*was built for 128"
+    ):
+        Smoke().preflight(known["made"])
+    with pytest.raises(UsageError, match="the source was made for 512"):
+        Smoke().preflight({"source": known["made"]["source"]})
+    Smoke().preflight({})  # nothing is known yet
+
+
 def test_sessions_longer_than_the_model(known: dict[str, Known]) -> None:
     with pytest.raises(UsageError, match="--max-session-len 1000 is more than the model was made for"):
         Build(max_session_len=1000).preflight({"checkpoint": known["made"]["source"]})
