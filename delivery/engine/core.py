@@ -77,14 +77,9 @@ class EngineCore:
                 f"request {request.request_id} cannot be run",
                 why="it has stop strings, and the model's directory has no tokenizer",
             )
-        vocabulary, sampling = self.config.vocab_size, request.sampling
+        sampling = request.sampling
         named = (*request.prompt_token_ids, *sampling.stop_token_ids, *sampling.logit_bias)
-        if bad := [t for t in named if not 0 <= t < vocabulary]:
-            raise UsageError(
-                "request-invalid",
-                f"request {request.request_id} cannot be run",
-                why=f"token id {bad[0]} is outside the vocabulary of {vocabulary}",
-            )
+        self._check_vocabulary(named, f"request {request.request_id} cannot be run")
         self.scheduler.add(request, time.monotonic())
         if request.sampling.needs_history:
             self._with_history.add(request.request_id)
@@ -171,8 +166,10 @@ class EngineCore:
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """Logits [n, V] of every token of a sequence, in pieces. Its blocks are freed when the iterator
-        ends or is closed. Raises UsageError `request-too-long`, EnvironmentLacking `kv-exhausted`."""
+        ends or is closed. Raises UsageError `request-too-long` or `request-invalid`, EnvironmentLacking
+        `kv-exhausted`."""
         self._check_open()
+        self._check_vocabulary(token_ids, "the sequence cannot be scored")
         pool = self.scheduler.pool
         if len(token_ids) > self.max_model_len:
             raise UsageError(
@@ -220,6 +217,12 @@ class EngineCore:
             block_size=plan.block_size,
             adjacent_growth_ratio=pool.grown_adjacent / pool.grown if pool.grown else 0.0,
         )
+
+    def _check_vocabulary(self, token_ids: Sequence[int], what: str) -> None:
+        vocabulary = self.config.vocab_size
+        if bad := [token for token in token_ids if not 0 <= token < vocabulary]:
+            why = f"token id {bad[0]} is outside the vocabulary of {vocabulary}"
+            raise UsageError("request-invalid", what, why=why)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -146,3 +146,12 @@ def test_closing_frees_what_the_engine_held_and_further_use_is_refused(tiny_chec
     with pytest.raises(UsageError, match="engine is closed"):
         engine.score(["hello"])
     engine.close()
+
+
+def test_a_sequence_outside_the_vocabulary_is_not_scored(llm: LLM) -> None:
+    beyond = llm.core.config.vocab_size
+    with pytest.raises(UsageError, match="cannot be scored"):
+        llm.score([[5, beyond]])
+    with pytest.raises(UsageError, match="cannot be scored"):
+        next(llm.logits([-1]))
+    assert llm.stats().kv_usage_ratio == 0.0
