@@ -176,6 +176,7 @@ _SHAPES = (
     ("chunk-large-pages", 8, 2, 128, 64, ((33, 150), (1, 20), (17, 17), (150, 333)), None, None),
     ("chunk-small-pages", 4, 1, 128, 16, ((70, 200), (40, 40)), None, None),
     ("chunk-seven-heads", 7, 1, 128, 64, ((50, 128), (64, 190)), None, None),
+    ("chunk-no-context", 4, 1, 128, 64, ((3, 0), (20, 41), (150, 0)), None, None),
     ("chunk-one-head", 1, 1, 64, 64, ((200, 290), (2, 64)), None, None),
     ("recorded-large", 8, 2, 128, 64, ((1, 90), (20, 41), (1, 1), (133, 263), (0, 0)), None, None),
     ("recorded", 8, 2, 64, 16, ((1, 90), (20, 41), (1, 1), (33, 33), (0, 0), (0, 0)), None, None),

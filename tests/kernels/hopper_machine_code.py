@@ -32,6 +32,7 @@ STREAM = {
 
 PREFILL = {
     "bf16": {"LAYOUT": "auto", "STAGES": 3, "CHOOSE": True, "SEQUENCES": 128},
+    "few-sequences": {"LAYOUT": "auto", "STAGES": 3},
     "narrow-heads": {"LAYOUT": "auto", "HEAD_DIM": 64},
     "int8": {"LAYOUT": "int8", "PAGE": 16, "CHOOSE": True, "SEQUENCES": 128},
     "fp8": {"LAYOUT": "fp8"},

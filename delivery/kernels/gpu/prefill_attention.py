@@ -107,7 +107,7 @@ def _prefill(
     lowest_seen = length - queries + local  # position of the first query of this tile
     end = tl.minimum(lowest_seen + QUERIES, length)
     begin = 0
-    full_end = (lowest_seen + 1) // TILE * TILE
+    full_end = tl.maximum(lowest_seen + 1, 0) // TILE * TILE
     if WINDOW > 0:
         begin = tl.maximum(lowest_seen - WINDOW + 1, 0) // TILE * TILE
         full_end = begin  # nearly every tile of a window is cut by one of its two edges

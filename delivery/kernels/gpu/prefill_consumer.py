@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from delivery.kernels.gpu.hopper import barrier
-from delivery.kernels.gpu.prefill_producer import tile_of_round
+from delivery.kernels.gpu.prefill_producer import steps_of, tile_of_round
 
 ROWS = gl.constexpr(64)
 """Rows of a consumer: what one warp group multiplies at once."""
@@ -176,8 +176,9 @@ def consume(
             mine = UPPER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
             lowest = length - queries + local  # position of the tile's first query
             query_position = lowest + mine // GROUP
-            steps = (gl.minimum(lowest + QUERIES, length) + 2 * TOKENS - 1) // (2 * TOKENS)
-            open_steps = gl.minimum((lowest + 1) // (2 * TOKENS), steps - 1)  # what every row sees whole
+            steps = steps_of(length, queries, local, QUERIES, TOKENS)
+            # Steps that every row sees whole; `lowest` is negative where there is no context.
+            open_steps = gl.minimum(gl.maximum(lowest + 1, 0) // (2 * TOKENS), steps - 1)
             first = (steps - 1) * (2 * TOKENS)
             mbarrier.wait(k_ready.index(stage), phase)
             s0, s1 = _start_scores(q_tile, k_ring, 2 * stage, zero)

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from delivery.kernels.gpu.prefill_producer import tile_of_round
+from delivery.kernels.gpu.prefill_producer import steps_of, tile_of_round
 
 RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 """Triton 3.6 has the same under a private name."""
@@ -180,8 +180,7 @@ def convert_pages(
         )
         if local < queries:
             table = block_table + b.to(gl.int64) * table_stride
-            end = gl.minimum(length - queries + local + QUERIES, length)
-            steps = (end + 2 * TOKENS - 1) // (2 * TOKENS)
+            steps = steps_of(length, queries, local, QUERIES, TOKENS)
             first = (steps - 1) * (2 * TOKENS)
             w0, s0, m0 = _read(
                 k_cache, k_scale, table, first, length, head, block_stride, scale_stride,

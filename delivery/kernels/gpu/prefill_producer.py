@@ -50,6 +50,13 @@ def tile_of_round(
 
 
 @gluon.jit
+def steps_of(length, queries, local, QUERIES: gl.constexpr, TOKENS: gl.constexpr):
+    """Steps of two pages that a tile takes: at least one, so that a sequence without context gives zeros."""
+    end = gl.minimum(length - queries + local + QUERIES, length)
+    return gl.maximum((end + 2 * TOKENS - 1) // (2 * TOKENS), 1)
+
+
+@gluon.jit
 def copy_pages(
     k_cache,
     v_cache,
@@ -79,8 +86,7 @@ def copy_pages(
         )
         if local < queries:
             table = block_table + b.to(gl.int64) * table_stride
-            end = gl.minimum(length - queries + local + QUERIES, length)
-            steps = (end + 2 * TOKENS - 1) // (2 * TOKENS)
+            steps = steps_of(length, queries, local, QUERIES, TOKENS)
             column = head * HEAD_DIM
             for back in range(steps):
                 first = (steps - 1 - back) * (2 * TOKENS)
