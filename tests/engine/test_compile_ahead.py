@@ -33,7 +33,7 @@ def test_a_described_layer_runs(layer: object, n: int, k: int, monkeypatch: pyte
         rows = x[0] if isinstance(x, tuple) else x
         ran.append((type(made), tuple(rows.shape), choice))
 
-    monkeypatch.setattr("delivery.engine.tune.run_layer", run_layer)
+    monkeypatch.setattr("delivery.engine.compile_ahead.run_layer", run_layer)
     task = json.dumps(described((layer, 5, n, k, Choice("hopper", Tile(splits=3))), torch.float32))
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{task}\n{task}"))
     main("cpu")

@@ -5,6 +5,7 @@ every 10 ms, the others wait. All behind it is the code that measures and judges
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,12 @@ from delivery.steps.compare import Compare
 
 __all__ = ["judged"]
 STEP_S, TOKENS = 0.010, 10
+
+
+@pytest.fixture(autouse=True)
+def simulated_clock(monkeypatch):
+    """A clock that only the engine moves sees no garbage collection; collecting first takes seconds here."""
+    monkeypatch.setattr("delivery.bench.load._no_garbage_collection", nullcontext)
 
 
 def load(rate):
