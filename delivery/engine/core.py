@@ -209,7 +209,7 @@ class EngineCore:
             finished=scheduler.num_finished,
             weights_bytes=plan.weights_bytes,
             peak_bytes=plan.peak_bytes,
-            overhead_bytes=plan.overhead_bytes,
+            overhead_bytes=plan.overhead_bytes + plan.state_bytes,
             kv_bytes=plan.kv_bytes,
             kv_tokens=plan.kv_tokens,
             max_model_len=plan.max_model_len,
