@@ -23,7 +23,7 @@ import tiny_checkpoint
 import yaml
 from github_expressions import evaluate, expand, runs
 from github_runner import Run, Server
-from test_gitlab_pipeline import BIN, Repository, environment
+from weights_repository import BIN, Repository, environment
 
 # The first test waits for the whole history; on a machine that others use, that takes its time.
 pytestmark = pytest.mark.timeout(1200)

@@ -8,11 +8,9 @@ slower; a merge request whose `rope_theta` is wrong. Three minutes of a core, mo
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +22,13 @@ import taught_checkpoint
 import yaml
 from gitlab_rules import glob, holds
 from gitlab_runner import JobResult, Server
+from weights_repository import BIN, Repository, environment
 
 from delivery.gate.report import Report
 
 # The first test waits for the whole history; on a machine that others use, that takes its time.
 pytestmark = pytest.mark.timeout(1800)
 
-HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 FILE = "pipelines/release.yaml"
 PIPELINE = """
 version: 1
@@ -76,31 +73,6 @@ class History:
     docs_only: Jobs
     comments: dict[str, list[str]]
     commits: dict[str, str]
-
-
-@dataclass
-class Repository:
-    path: Path
-
-    def git(self, *arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=self.path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    def commit(self, message: str) -> str:
-        self.git("add", "--all")
-        self.git("commit", "-q", "-m", message)
-        return self.git("rev-parse", "HEAD")
-
-
-def environment() -> dict[str, str]:
-    """What the jobs' machine has: deliver, git, and an engine of known speed."""
-    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS")}
-    return {
-        **kept,
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(HERE / "planted"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
 
 
 def found(folder: Path) -> Repository:
