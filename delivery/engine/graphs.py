@@ -16,6 +16,7 @@ import torch
 
 from delivery.engine.inputs import Batch, resolved_ids
 from delivery.engine.need import activation_bytes
+from delivery.kernels.gpu.recording_stream import recording_stream
 from delivery.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class CudaGraphs:
         config = runner.model.config
         self._hidden = torch.zeros(rows, config.hidden_size, dtype=runner.model.dtype, device=runner.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = recording_stream()
         stage = runner.stage
         with _nothing_collected():
             self._mixed = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -100,10 +101,18 @@ def _run(
             "findings": ctx.findings,
         }
         if time.time() - started > _WORTH_COLLECTING_S:
-            gc.collect()  # the next step starts without this one's tensors
+            _give_back_memory()
         step = type(job.step)
         manifest = Manifest(step.makes, step.name, step.version, job.params(), job.input_digests())
         return store.commit(out, manifest, record)
+
+
+def _give_back_memory() -> None:
+    """The next step starts without this one's tensors and what a GPU's allocator kept for them."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _sound(key: str, store: Store, reporter: Reporter) -> Artifact | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from delivery.kernels.gpu.recording_stream import recording_stream
+
 COLD_BYTES = 240 << 20
 """Four times the 60 MB L2 of an H200."""
 
@@ -24,7 +26,7 @@ def copies_for(size_bytes: int) -> int:
 def graph_us(calls: Sequence[Callable[[], object]], *, launches: int = 0, replays: int = 9) -> float:
     """Median µs of one call, when `calls` run one behind the other, over and over."""
     total = max(launches, len(calls))
-    stream = torch.cuda.Stream()
+    stream = recording_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls[0]()
