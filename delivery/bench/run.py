@@ -151,9 +151,9 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 class ProgressLine:
     """Progress on stderr: one line that is rewritten on a terminal, a line every ten seconds elsewhere."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
         self._last = 0.0
 
     def __call__(self, progress: Progress) -> None:

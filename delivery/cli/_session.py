@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from delivery.device import DEVICES
 from delivery.errors import UsageError
 from delivery.steps import CATALOG
 
@@ -87,6 +88,17 @@ def workdir_option(function: Callable[..., Any]) -> Callable[..., Any]:
         is_eager=True,
         callback=remember,
         help="Where artifacts, logs and locks are kept.",
+    )(function)
+
+
+def device_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--device` of a command that loads a model: the command gets `device`, one of `DEVICES`."""
+    return click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        type=click.Choice(DEVICES),
+        help="Where to compute; auto: the GPU where there is one.",
     )(function)
 
 

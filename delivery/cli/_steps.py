@@ -46,7 +46,7 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
         click.option(
             "--out", "out__", metavar="DIR", help="Put the artifact into DIR as well: a new or empty folder."
         ),
-        click.option("--force", "force__", is_flag=True, help="Do it even if it is cached."),
+        click.option("--force", "force__", is_flag=True, help="Do the work even if its result is cached."),
         json_option,
         workdir_option,
     ]
@@ -62,7 +62,7 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
                 show_default=True,
                 metavar="N",
                 hidden=not step.seed_matters,
-                help="Seed of everything random.",
+                help="Seed of everything random, a whole number.",
             )
         )
     if is_check(step):
@@ -71,7 +71,7 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
                 "--pipeline",
                 "pipeline__",
                 metavar="FILE",
-                help=f"Judge by the `gate` of this pipeline file; default: {_GATE_PIPELINE}.",
+                help=f"Pipeline file whose `gate` judges; default: {_GATE_PIPELINE}.",
             )
         )
     for option in options:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.cli._session import (
+    Session,
+    device_option,
+    json_option,
+    pass_session,
+    stdout_kept,
+    workdir_option,
+)
 from delivery.errors import UsageError
 from delivery.pipeline.refs import resolve
 
@@ -28,7 +35,12 @@ def command() -> None:
 
 
 @command.command(short_help="List baselines with their numbers and their history.")
-@click.option("--baselines", type=click.Path(path_type=Path), help="Folder; default: baselines/ here.")
+@click.option(
+    "--baselines",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of committed baselines; default: baselines/ here, or those that ship.",
+)
 @json_option
 @workdir_option
 @pass_session
@@ -49,11 +61,26 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
 
 @command.command(short_help="Make a measurement the baseline, with a reason.")
 @click.argument("report", required=False)
-@click.option("--reason", required=True, help="Why the baseline changes; kept in its history.")
-@click.option("--model", default=None, help="Model that it is filed under; default: the pipeline's.")
+@click.option(
+    "--reason", required=True, metavar="TEXT", help="Why the baseline changes; kept in its history."
+)
+@click.option("--model", metavar="NAME", help="Model that it is filed under; default: the pipeline's.")
 @click.option("--released", is_flag=True, help="This is what was released: move the anchor as well.")
-@click.option("--baselines", type=click.Path(path_type=Path), default=Path("baselines"), show_default=True)
-@click.option("--pipeline", default="pipelines/default.yaml", show_default=True, metavar="FILE")
+@click.option(
+    "--baselines",
+    type=click.Path(path_type=Path),
+    default=Path("baselines"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of committed baselines that is written to.",
+)
+@click.option(
+    "--pipeline",
+    default="pipelines/default.yaml",
+    show_default=True,
+    metavar="FILE",
+    help="Pipeline file that names the model, where --model does not.",
+)
 @json_option
 @workdir_option
 @pass_session
@@ -89,9 +116,22 @@ def update(
 
 @command.command(short_help="Run an engine against itself: spread, and the smallest visible effect.")
 @click.argument("engine", metavar="REF")
-@click.option("--workload", default="demo", show_default=True, metavar="NAME|FILE")
-@click.option("--runs", default=5, show_default=True, type=click.IntRange(2), help="Runs of the same engine.")
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--workload",
+    default="demo",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="What is asked in every run: a workload that ships, or a JSON file.",
+)
+@click.option(
+    "--runs",
+    default=5,
+    show_default=True,
+    type=click.IntRange(2),
+    metavar="N",
+    help="Number of runs of the same engine.",
+)
+@device_option
 @json_option
 @workdir_option
 @pass_session
@@ -99,7 +139,8 @@ def noise(session: Session, engine: str, workload: str, runs: int, device: str, 
     """Run REF against itself: the spread between runs and the smallest slow-down that can be seen."""
     from delivery.bench.noise import measure_noise
 
-    found = measure_noise(resolve(session.store, engine).path, workload, runs, device)
+    with stdout_kept(for_answer=as_json):
+        found = measure_noise(resolve(session.store, engine).path, workload, runs, device)
     if as_json:
         click.echo(json.dumps({"runs": runs, "workload": workload, "metrics": found}))
         return

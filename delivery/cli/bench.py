@@ -8,32 +8,72 @@ from typing import Literal
 
 import click
 
-from delivery.cli._session import Session, json_option, pass_session, workdir_option
+from delivery.cli._session import (
+    Session,
+    device_option,
+    json_option,
+    pass_session,
+    read_key,
+    stdout_kept,
+    workdir_option,
+)
 from delivery.pipeline.refs import resolve
 
 
 @click.command()
 @click.argument("target", metavar="REF|URL")
-@click.option("--workload", default="fixed", show_default=True, metavar="NAME|FILE", help="What is asked.")
-@click.option("--rate", type=float, metavar="R", help="Requests per second, at random (Poisson).")
 @click.option(
-    "--concurrency", type=click.IntRange(1), metavar="N", help="Requests that are always in flight."
+    "--workload",
+    default="fixed",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="What is asked: a workload that ships, or a JSON file.",
 )
-@click.option("--requests", type=click.IntRange(1), help="Number of requests; default: the workload's.")
-@click.option("--warmup", type=click.IntRange(0), help="Requests that go first and are not recorded.")
-@click.option("--seed", type=int, help="Seed of lengths, arrivals and tokens; default: the workload's.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="R",
+    help="Requests per second, at random (Poisson); default: the workload's arrivals.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests that are always in flight, instead of a rate; default: the workload's arrivals.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of requests that are measured; default: the workload's.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Number of requests that go first and are not measured; default: the workload's.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Seed of lengths, arrivals and tokens; default: the workload's.",
+)
 @click.option(
     "--goodput",
     multiple=True,
     metavar="NAME:MS",
-    help="Limit of ttft, tpot or e2el that a good request keeps.",
+    help="Count requests whose ttft, tpot or e2el is at most so many milliseconds; again for more.",
 )
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option("--model", help="Model name to ask a URL for; default: the first that it lists.")
+@device_option
+@click.option(
+    "--model", metavar="NAME", help="Model to ask a URL for; default: the first that the server lists."
+)
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the key of a URL.",
+    metavar="FILE",
+    help="File with the key of a URL: a line `key` or `name:key`; default: no key.",
 )
 @click.option(
     "--prompts",
@@ -46,7 +86,7 @@ from delivery.pipeline.refs import resolve
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write records and summary there.",
+    help="Write records.jsonl and summary.json there; default: nowhere.",
 )
 @json_option
 @workdir_option
@@ -86,9 +126,10 @@ def command(
         goodput=parse_goodput(goodput),
         device=device,
         model=model,
-        api_key=api_key_file.read_text("utf-8").strip() if api_key_file else None,
+        api_key=read_key(api_key_file) if api_key_file else None,
         prompts=prompts,
         out=out,
     )
-    summary = run_bench(options, ProgressLine())
+    with stdout_kept(for_answer=as_json):
+        summary = run_bench(options, ProgressLine())
     click.echo(json.dumps(summary, ensure_ascii=False) if as_json else "\n".join(lines(summary)))

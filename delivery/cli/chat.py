@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import pass_session, read_key, workdir_option
+from delivery.cli._session import device_option, pass_session, read_key, workdir_option
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
@@ -20,10 +20,15 @@ Messages = list[dict[str, str]]
 
 
 @click.command()
-@click.argument("ref")
-@click.option("--system", help="System message.")
+@click.argument("ref", metavar="REF|URL")
+@click.option("--system", metavar="TEXT", help="System message that every conversation begins with.")
 @click.option(
-    "--max-tokens", default=512, type=click.IntRange(1), show_default=True, help="Longest answer in tokens."
+    "--max-tokens",
+    default=512,
+    type=click.IntRange(1),
+    show_default=True,
+    metavar="N",
+    help="Longest answer in tokens.",
 )
 @click.option(
     "--temperature",
@@ -31,26 +36,22 @@ Messages = list[dict[str, str]]
     type=click.FloatRange(0),
     show_default=True,
     metavar="X",
-    help="0 is greedy.",
+    help="Randomness of the answers; 0: always the likeliest token.",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="File with the key of a URL: a line `key` or `name:key`.",
 )
 @click.option(
     "--api-key",
     envvar="OPENAI_API_KEY",
     show_envvar=True,
-    help="The key itself; a file keeps it out of `ps`.",
+    metavar="KEY",
+    help="The key of a URL itself; a file keeps it out of `ps`.",
 )
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where a local model computes.",
-)
+@device_option
 @workdir_option
 @pass_session
 def command(

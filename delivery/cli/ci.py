@@ -34,12 +34,12 @@ def _prints(system: str, title: str) -> Callable[..., None]:
     )
     @click.argument("pipeline", required=False, default=_DEFAULT)
     @click.option("--install", metavar="COMMAND", help="Shell command that installs deliver in a job.")
-    @click.option("--image", help="Container image that GitLab's jobs run in.")
+    @click.option("--image", metavar="IMAGE", help="Container image that GitLab's jobs run in.")
     @click.option(
         "--watch",
         multiple=True,
         metavar="GLOB",
-        help="Run on changes of these files too, beside the weights.",
+        help="Run on changes of these files too, beside the weights; again for more.",
     )
     @pass_session
     def printed(

@@ -17,11 +17,18 @@ def command() -> None:
 
 @command.command(short_help="Make calibration and held-out files of documents.")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New folder for the corpus.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New folder for the corpus.",
+)
 @click.option(
     "--similarity",
     default=0.8,
     show_default=True,
+    metavar="SHARE",
     help="Share of common phrases, 0 to 1, from which two texts count as one.",
 )
 @json_option

@@ -26,7 +26,13 @@ _CI = ("gitlab", "github")
 
 @click.command()
 @click.argument("folder", required=False, default=".", metavar="[DIR]")
-@click.option("--model", default="demo", show_default=True, metavar="PATH|demo|HUB_ID|URL", help="The model.")
+@click.option(
+    "--model",
+    default="demo",
+    show_default=True,
+    metavar="PATH|demo|HUB_ID|URL",
+    help="The model of the pipeline.",
+)
 @click.option(
     "--ci", "systems", multiple=True, type=click.Choice(_CI), help="CI system; default: both of them."
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delivery.cli._session import pass_session, workdir_option
+from delivery.cli._session import device_option, pass_session, workdir_option
 from delivery.errors import EnvironmentLacking, UsageError, environment_error
 from delivery.pipeline.refs import resolve
 
@@ -22,24 +22,31 @@ _MIB = 1024 * 1024
 
 
 @click.command()
-@click.argument("ref")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.argument("ref", metavar="REF")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."
+)
 @click.option(
     "--port",
     default=23333,
     show_default=True,
     type=click.IntRange(0, 65535),
+    metavar="N",
     help="Port to listen on; 0: any that is free.",
 )
-@click.option("--model-name", help="Name under which the model is served; default: the model's or folder's.")
+@click.option(
+    "--model-name",
+    metavar="NAME",
+    help="Name under which the model is served; default: the model's or folder's.",
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File of `name:key` lines; then every request needs one.",
+    help="File of `name:key` lines; then every request needs a key.",
 )
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
-@click.option("--oidc-audience", help="Audience that tokens must name.")
+@click.option("--oidc-audience", metavar="NAME", help="Audience that bearer tokens must name; default: any.")
 @click.option("--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication.")
 @click.option(
     "--rate-limit",
@@ -47,15 +54,15 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.FloatRange(0),
     metavar="X",
-    help="Requests a minute per caller; 0: any.",
+    help="Requests a minute that one caller may send; 0: any number.",
 )
 @click.option(
     "--max-body-mib",
     default=4.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    metavar="X",
-    help="Largest JSON body in MiB.",
+    metavar="MIB",
+    help="Largest JSON body of a request in MiB.",
 )
 @click.option(
     "--max-queue",
@@ -63,65 +70,75 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Waiting requests before 429.",
+    help="Requests that may wait; one more is answered 429.",
 )
 @click.option(
     "--drain-timeout",
     default=30.0,
     show_default=True,
     type=click.FloatRange(0),
-    metavar="X",
-    help="Seconds to finish on SIGTERM.",
+    metavar="SECONDS",
+    help="Time that running requests get to finish after SIGTERM, in seconds.",
 )
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where to compute; auto: the GPU where there is one.",
-)
+@device_option
 @click.option(
     "--max-model-len",
     "--max-session-len",
     type=int,
     metavar="N",
-    help="Input plus output tokens of a request. This and what follows: default as the engine was built.",
+    help="Input plus output tokens of a request at most; default: as the engine was built.",
 )
-@click.option("--max-num-seqs", type=int, metavar="N", help="Requests in one batch.")
-@click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens in one step.")
+@click.option(
+    "--max-num-seqs",
+    type=int,
+    metavar="N",
+    help="Requests in one batch at most; default: as the engine was built.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=int,
+    metavar="N",
+    help="Tokens in one step at most; default: as the engine was built.",
+)
 @click.option(
     "--enable-prefill/--no-enable-prefill",
     default=None,
-    help="Fill steps with prompts; off (for chat): running decodes first.",
+    help="Fill steps with prompts; off (for chat): running decodes first; default: as the engine was built.",
 )
 @click.option(
     "--cache-max-entry-count",
     type=float,
     metavar="X",
-    help="KV blocks if at least 1, else the share of free memory.",
+    help="KV blocks if at least 1, else the share of free memory; default: as the engine was built.",
 )
-@click.option("--block-size", type=int, metavar="N", help="Tokens in a KV block.")
-@click.option("--kv", type=click.Choice(["auto", "int8", "int4", "fp8"]), help="How the KV cache is stored.")
+@click.option(
+    "--block-size", type=int, metavar="N", help="Tokens in a KV block; default: as the engine was built."
+)
+@click.option(
+    "--kv",
+    type=click.Choice(["auto", "int8", "int4", "fp8"]),
+    help="How the KV cache is stored; default: as the engine was built.",
+)
 @click.option(
     "--log-level",
     default="info",
     show_default=True,
     type=click.Choice(_LEVELS),
-    help="debug: time per layer.",
+    help="Least severity that is logged; debug adds the time per layer.",
 )
 @click.option(
     "--log-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Log here, rotated, instead of to stderr.",
+    help="Log into this file, rotated, instead of to stderr.",
 )
 @click.option(
     "--log-max-mib",
     default=64.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    metavar="X",
-    help="Size of one log file in MiB; 4 are kept.",
+    metavar="MIB",
+    help="Size of one log file in MiB at most; 4 are kept.",
 )
 @workdir_option
 @pass_session

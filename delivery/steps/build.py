@@ -36,15 +36,26 @@ class Build:
 
     checkpoint: Input = takes(Kind.CHECKPOINT, "The model, float or quantised.")
     max_session_len: int = param(
-        0, "Input plus output tokens of a request; 0: what the model allows and fits.", at_least=0
+        0,
+        "Input plus output tokens of a request; 0: what the model allows and fits.",
+        metavar="TOKENS",
+        at_least=0,
     )
-    max_num_seqs: int = param(0, "Requests in one batch; 0: 512 on a GPU, 64 on a CPU.", at_least=0)
-    max_num_batched_tokens: int = param(0, "Tokens in one step; 0: 8192 on a GPU, 512 on a CPU.", at_least=0)
+    max_num_seqs: int = param(0, "Requests in one batch at most; 0: 512 on a GPU, 64 on a CPU.", at_least=0)
+    max_num_batched_tokens: int = param(
+        0, "Tokens in one step at most; 0: 8192 on a GPU, 512 on a CPU.", metavar="TOKENS", at_least=0
+    )
     enable_prefill: bool = param(True, "Fill steps with prompts; off (for chat): running decodes first.")
     adaptive: bool = param(False, "Lower the tokens of a step while only short requests come.")
-    cache_max_entry_count: float = param(0.8, "KV blocks if at least 1, else the share of free memory.")
-    block_size: int = param(64, "Tokens in a KV block.", at_least=1)
-    kv: str = param("auto", "How the KV cache is stored.", choices=("auto", "int8", "int4", "fp8"))
+    cache_max_entry_count: float = param(
+        0.8, "Number of KV blocks if at least 1, else the share of free memory."
+    )
+    block_size: int = param(64, "Tokens in a KV block.", metavar="TOKENS", at_least=1)
+    kv: str = param(
+        "auto",
+        "How the KV cache is stored; auto: in the dtype of the activations.",
+        choices=("auto", "int8", "int4", "fp8"),
+    )
     dtype: str = param(
         "auto",
         "Dtype of activations; auto: float32 on a CPU, the checkpoint's own on a GPU.",

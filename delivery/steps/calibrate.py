@@ -41,10 +41,13 @@ class Calibrate:
 
     checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
     corpus: str = param(
-        "legal,technical", "Corpora, NAME|FILE|FOLDER[=WEIGHT],...", metavar="SPEC", path=bare_corpora
+        "legal,technical",
+        "Corpora that are rendered: NAME|FILE|FOLDER[=WEIGHT],...",
+        metavar="SPEC",
+        path=bare_corpora,
     )
-    samples: int = param(128, "Number of sequences.")
-    sequence_length: int = param(2048, "Tokens per sequence, at most.")
+    samples: int = param(128, "Number of sequences that are made of the text.")
+    sequence_length: int = param(2048, "Tokens per sequence at most.", metavar="TOKENS")
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
 
     def run(self, ctx: StepContext) -> None:

@@ -46,43 +46,69 @@ class Compare:
     engine: Input = takes(Kind.ENGINE, "The engine to judge.")
     baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
     workload: str = param(
-        "demo", "Workload by name, or path of a workload file.", metavar="NAME|FILE", path=True
+        "demo", "Workload that is run: one that ships, or a JSON file.", metavar="NAME|FILE", path=True
     )
-    rate: float = param(0.0, "Requests/s (Poisson) instead of the workload's; 0: the workload's.", at_least=0)
-    runs: int = param(5, "Runs against a stored baseline; at least 5.")
+    rate: float = param(
+        0.0,
+        "Requests per second, at random (Poisson); 0: the workload's arrivals.",
+        metavar="R",
+        at_least=0,
+    )
+    runs: int = param(5, "Number of runs against a stored baseline; at least 5.")
     kv_tokens: int = param(
-        0, "KV tokens that both sides reserve; 0: twice what the workload can hold.", at_least=0
+        0,
+        "Tokens of KV cache that both sides reserve; 0: twice what the workload can hold.",
+        metavar="TOKENS",
+        at_least=0,
     )
     paired: str = param(
         "auto",
-        "auto: side by side with the stored baseline's engine where it is at hand; off: with stored runs.",
+        "Whether the stored baseline's engine runs beside it where it is at hand; off: only its stored runs.",
         choices=("auto", "off"),
         local=True,
     )
     runtime: str = param(
         "", "Measure this OpenAI-compatible server instead of the bundled engine.", metavar="URL"
     )
-    runtime_name: str = param("", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.")
+    runtime_name: str = param(
+        "", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.", metavar="NAME"
+    )
     results: tuple[str, ...] = param(
         (),
-        "Judge these files of vllm bench serve or GuideLLM, a run each, instead of measuring.",
+        "Files of vllm bench serve or GuideLLM, a run each, that are judged instead of measuring.",
         metavar="FILE",
         path=True,
     )
     limit: float = param(
-        1.15, "Largest ratio of a latency percentile to the baseline's.", judges=True, at_least=1
+        1.15,
+        "Largest ratio of a latency percentile to the baseline's.",
+        metavar="RATIO",
+        judges=True,
+        at_least=1,
     )
     memory_limit: float = param(
-        0.10, "Largest departure of memory from the baseline's.", judges=True, at_least=0.001, at_most=0.999
+        0.10,
+        "Largest departure of memory from the baseline's (0.1: 10 %).",
+        metavar="SHARE",
+        judges=True,
+        at_least=0.001,
+        at_most=0.999,
     )
     memory_floor_bytes: int = param(
-        16 << 20, "On a CPU, a difference in memory too small to be told from noise.", judges=True
+        16 << 20,
+        "On a CPU, a difference in memory in bytes too small to be told from noise.",
+        metavar="BYTES",
+        judges=True,
     )
     foreign_limit: float = param(
-        0.5, "Share of the device that others may use meanwhile.", judges=True, at_least=0
+        0.5,
+        "Share of the device that other processes may use meanwhile (0.5: half).",
+        metavar="SHARE",
+        judges=True,
+        at_least=0,
     )
     self_test: bool = param(
-        False, "Plant known regressions in a copy of the baseline; each must be caught.", judges=True
+        False, "Plant known regressions in a copy of the baseline, each of which must be caught.", judges=True
     )
 
     def external(self) -> Mapping[str, str]:

@@ -38,19 +38,25 @@ class Convert:
     seed_matters: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ("gguf", "tokenizers")
 
-    model: str = param("", "A path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True)
+    model: str = param(
+        "", "What is converted: a path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True
+    )
     architecture: str = param(
         "", "Class name that the checkpoint must state; an error where it differs.", metavar="CLASS"
     )
-    source_format: str = param("auto", "Form of the weights.", choices=_FORMATS)
-    revision: str = param("", "Branch, tag or commit of a Hub id.", metavar="REV")
+    source_format: str = param(
+        "auto", "Form in which the weights are stored; auto: as the files say.", choices=_FORMATS
+    )
+    revision: str = param("", "Branch, tag or commit of a Hub id; default: its main branch.", metavar="REV")
     download_dir: str = param("", "Folder for downloads; default: the cache.", local=True, metavar="DIR")
     trust_remote_code: bool = param(False, "Run the model's own Python code, to convert its tokenizer.")
     dtype: str = param(
         "auto", "Dtype of all weights; auto keeps them, and makes quantised GGUF bfloat16.", choices=_DTYPES
     )
     dequantize: bool = param(False, "Write an already quantised checkpoint's weights in floating point.")
-    shard_bytes: int = param(5_000_000_000, "Largest size of one weight file in bytes.", at_least=1)
+    shard_bytes: int = param(
+        5_000_000_000, "Largest size of one weight file in bytes.", metavar="BYTES", at_least=1
+    )
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint.complete import check_complete, check_width

@@ -50,15 +50,20 @@ class Evaluate:
     checkpoint: Input = takes(
         Kind.CHECKPOINT, "The quantised checkpoint; its layer errors are shown.", optional=True
     )
-    corpus: str = param("legal,technical", "Corpora, NAME|FILE|FOLDER,...", metavar="SPEC", path=bare_corpora)
-    windows: int = param(6, "Windows of held-out text per corpus.", at_least=1)
-    window_tokens: int = param(256, "Tokens per window.", at_least=2)
-    bleu_prompts: int = param(
-        0, "Windows that are also continued greedily by both models; 0 for none.", at_least=0
+    corpus: str = param(
+        "legal,technical",
+        "Corpora whose held-out text is scored: NAME|FILE|FOLDER,...",
+        metavar="SPEC",
+        path=bare_corpora,
     )
-    bleu_tokens: int = param(128, "Tokens of such a continuation.", at_least=1)
+    windows: int = param(6, "Number of windows of held-out text per corpus.", at_least=1)
+    window_tokens: int = param(256, "Tokens per window.", metavar="TOKENS", at_least=2)
+    bleu_prompts: int = param(
+        0, "Number of windows that both models also continue greedily; 0: none.", at_least=0
+    )
+    bleu_tokens: int = param(128, "Tokens of such a continuation.", metavar="TOKENS", at_least=1)
     tasks: tuple[str, ...] = param(
-        (), "Labelled tasks, JSONL files of prompt and answer.", metavar="FILE", path=True
+        (), "Labelled tasks: JSONL files of prompt and answer.", metavar="FILE", path=True
     )
     harness: tuple[str, ...] = param(
         (),
@@ -66,9 +71,13 @@ class Evaluate:
         metavar="TASK",
         path=True,
     )
-    harness_limit: int = param(0, "Questions of each such task; 0 for all.", at_least=0)
+    harness_limit: int = param(0, "Number of questions of each --harness task; 0: all.", at_least=0)
     drift: float = param(
-        _DRIFT, "Largest ratio of a perplexity to the last release's.", judges=True, at_least=0
+        _DRIFT,
+        "Largest ratio of a perplexity to the last release's.",
+        metavar="RATIO",
+        judges=True,
+        at_least=0,
     )
 
     def external(self) -> Mapping[str, str]:

@@ -53,29 +53,36 @@ class Package:
     uses_device: ClassVar[bool] = False
 
     engine: Input = takes(Kind.ENGINE, "The engine to release.")
-    report: Input = takes(Kind.REPORT, "Reports about it.", many=True, optional=True)
+    report: Input = takes(Kind.REPORT, "Report about the engine.", many=True, optional=True)
     ancestor: Input = takes(
-        Kind.CHECKPOINT, "Checkpoints it was made from, for the provenance.", many=True, optional=True
+        Kind.CHECKPOINT,
+        "Checkpoint that the engine was made from, for the provenance.",
+        many=True,
+        optional=True,
     )
     calibration: Input = takes(
-        Kind.CALIBRATION, "Calibration it was made with, for the provenance.", many=True, optional=True
+        Kind.CALIBRATION, "Calibration that it was made with, for the provenance.", many=True, optional=True
     )
 
-    model: str = param("", "The model, as the pipeline names it.", path=True)
-    release_name: str = param("", "Name of the chart; default: from the model.")
-    model_name: str = param("", "Name under which the model is served; default: the chart's name.")
-    chart_version: str = param("0.1.0", "Version of the chart (SemVer).")
-    revision: str = param("", "Revision of the model; default: the commit, or its digest.")
-    runtime: str = param("deliver", "What serves the model; must have been measured.", choices=_runtimes)
+    model: str = param("", "The model, as the pipeline names it.", metavar="NAME", path=True)
+    release_name: str = param("", "Name of the chart; default: from the model.", metavar="NAME")
+    model_name: str = param(
+        "", "Name under which the model is served; default: the chart's name.", metavar="NAME"
+    )
+    chart_version: str = param("0.1.0", "Version of the chart (SemVer).", metavar="VERSION")
+    revision: str = param("", "Revision of the model; default: the commit, or its digest.", metavar="REV")
+    runtime: str = param("deliver", "What serves the model; it must have been measured.", choices=_runtimes)
     image: str = param(
-        "", "Container image, REPOSITORY@sha256:DIGEST; without one the chart runs a local tag and says so."
+        "",
+        "Container image, REPOSITORY@sha256:DIGEST; without one the chart runs a local tag and says so.",
+        metavar="IMAGE",
     )
     model_source: str = param("pvc", "Where the cluster gets the model's files.", choices=_SOURCES)
     require: list[str] = param(
         ["smoke", "evaluate", "compare"], "Checks that must have judged the engine.", metavar="CHECK"
     )
-    commit: str = param("", "Commit of the weights, for the provenance.")
-    repository: str = param("", "Repository of the weights, for the provenance.")
+    commit: str = param("", "Commit of the weights, for the provenance.", metavar="SHA")
+    repository: str = param("", "Repository of the weights, for the provenance.", metavar="URL")
     signing_key: str = param(
         "", "Ed25519 private key (PEM); without one an ephemeral key signs.", local=True, metavar="FILE"
     )

@@ -50,31 +50,45 @@ class Quantize:
     device_matters: ClassVar[bool] = True
 
     checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
-    calibration: Input = takes(Kind.CALIBRATION, "Token ids and statistics.", optional=True)
-    scheme: str = param("awq-w4a16", "Quantisation scheme.", choices=scheme_names)
-    format: str = param("auto", "On-disk format; auto: the scheme's usual one.", choices=_formats)
+    calibration: Input = takes(
+        Kind.CALIBRATION, "Token ids and statistics, for schemes that look at activations.", optional=True
+    )
+    scheme: str = param("awq-w4a16", "Scheme by which the linear layers are quantised.", choices=scheme_names)
+    format: str = param(
+        "auto", "Format in which the result is stored; auto: the scheme's usual one.", choices=_formats
+    )
     group_size: str = param(
         "128", "Input features per scale: N, -1 for all, or attention=N,mlp=N[,embedding=N].", metavar="SIZE"
     )
     symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
     narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
     clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
-    outliers: float = param(0.0, "Share of the weights kept at 6 bit, such as 0.001 (--format deliver).")
+    outliers: float = param(
+        0.0, "Share of the weights kept at 6 bit, such as 0.001 (--format deliver).", metavar="SHARE"
+    )
     rounding: str = param(
-        "nearest", "AWQ, SmoothQuant at 4 bit: gptq makes up for errors.", choices=("nearest", "gptq")
+        "nearest",
+        "How 4-bit AWQ and SmoothQuant round; gptq makes up for errors.",
+        choices=("nearest", "gptq"),
     )
     duo: str = param(
-        "both", "AWQ: divide scales by the weights' size too; both: try it.", choices=("off", "on", "both")
+        "both",
+        "AWQ: divide scales by the size of the weights too; both: try with and without.",
+        choices=("off", "on", "both"),
     )
-    points: int = param(0, "AWQ: number of ratios that are tried; 0 searches coarse to fine.", at_least=0)
+    points: int = param(0, "AWQ: number of ratios that are tried; 0: search coarse to fine.", at_least=0)
     act_order: str = param(
         "static",
-        "GPTQ: columns by falling activation; group: groups too.",
+        "GPTQ: take columns by falling activation; group: form groups of them too.",
         choices=("off", "static", "group"),
     )
-    damping: float = param(0.1, "GPTQ: share of its own diagonal added to the Hessian.", at_least=0)
-    alpha: float = param(0.5, "SmoothQuant: how much of the range moves into the weights, 0 to 1.")
-    search_scale: bool = param(False, "SmoothQuant: search alpha for every layer.")
+    damping: float = param(
+        0.1, "GPTQ: share of its own diagonal added to the Hessian.", metavar="SHARE", at_least=0
+    )
+    alpha: float = param(
+        0.5, "SmoothQuant: share of the range that moves into the weights, 0 to 1.", metavar="SHARE"
+    )
+    search_scale: bool = param(False, "SmoothQuant: search --alpha for every layer by itself.")
     kv: str = param(
         "none", "Measure scales for a KV cache of this type.", choices=("none", "int8", "int4", "fp8")
     )
@@ -83,18 +97,27 @@ class Quantize:
     )
     skip: str = param("", "Layers to leave in floating point: '*.o_proj,*.layers.0.*'.", metavar="PATTERNS")
     tensor_parallel: int = param(
-        1, "Ranks that the result will be cut over; groups are chosen to fit.", at_least=1
+        1, "Number of ranks that the result will be cut over; groups are chosen to fit.", at_least=1
     )
     propagate: bool = param(True, "Fit later blocks to the errors of earlier ones.")
-    qat: int = param(0, "Fine-tune the last N blocks on the calibration samples; 2 is usual.", at_least=0)
-    qat_loss: str = param("distill", "What --qat minimises.", choices=("distill", "next-token"))
-    qat_steps: int = param(60, "Gradient steps of --qat.", at_least=1)
+    qat: int = param(
+        0, "Fine-tune the last N blocks on the calibration samples; 2 is usual, 0: none.", at_least=0
+    )
+    qat_loss: str = param(
+        "distill",
+        "What --qat minimises: the distance to the float model, or the loss on the text.",
+        choices=("distill", "next-token"),
+    )
+    qat_steps: int = param(60, "Number of gradient steps of --qat.", at_least=1)
     max_layer_error: float = param(
-        0.0, "Fail when a layer's relative error exceeds this (0.1: 10 %); 0: no limit.", at_least=0
+        0.0,
+        "Fail when a layer's relative error exceeds this (0.1: 10 %); 0: no limit.",
+        metavar="RATIO",
+        at_least=0,
     )
     dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
     shard_bytes: int = param(
-        5_000_000_000, "Largest size of one weight file in bytes.", local=True, at_least=1
+        5_000_000_000, "Largest size of one weight file in bytes.", metavar="BYTES", local=True, at_least=1
     )
 
     def check(self) -> None:

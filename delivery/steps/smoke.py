@@ -68,14 +68,20 @@ class Smoke:
     )
     suites: tuple[str, ...] = param(
         ("english",),
-        "Suites by name, or paths of suite files.",
+        "Suites of prompts, by name or as files.",
         metavar="NAME|FILE",
         path=lambda s: Path(s).stem,
     )
-    runs: int = param(10, "Timed runs.", at_least=1)
-    limit: float = param(1.15, "Largest ratio of P50 and P95 to the baseline's.", judges=True, at_least=1)
+    runs: int = param(10, "Number of timed runs.", at_least=1)
+    limit: float = param(
+        1.15, "Largest ratio of P50 and P95 to the baseline's.", metavar="RATIO", judges=True, at_least=1
+    )
     memory_limit: float = param(
-        0.10, "Largest departure of a GPU's process memory from the plan; 0.1: 10 %.", judges=True, at_least=0
+        0.10,
+        "Largest departure of a GPU's process memory from the plan (0.1: 10 %).",
+        metavar="SHARE",
+        judges=True,
+        at_least=0,
     )
 
     def external(self) -> Mapping[str, str]:
