@@ -31,25 +31,6 @@ class Tail:
     loss: Loss | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LayersReport:
-    """What layers.json holds: a row per linear layer, a row per block, and sentences."""
-
-    rows: list[dict[str, Any]]
-    blocks: list[dict[str, Any]]
-    notes: list[str]
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Over all quantised weights, scales and zero points counted."""
-        elements = sum(r["rows"] * r["columns"] for r in self.rows)
-        return float(sum(r["bits_per_weight"] * r["rows"] * r["columns"] for r in self.rows) / elements)
-
-    def worst(self) -> dict[str, Any]:
-        """The row with the largest relative error."""
-        return max(self.rows, key=lambda r: r["relative_error"])
-
-
 def quantize_layers(
     driver: Driver,
     plan: ModelPlan,
@@ -118,16 +99,6 @@ def _float_block(driver: Driver, stream: Stream | None, layer: int) -> None:
     weights = in_dtype(load_block(driver.source, driver.config, layer, driver.device), driver.dtype)
     for piece, hidden in stream.run():
         stream.put(piece, block(driver.config, layer, weights, hidden, piece.positions, piece.mixer))
-
-
-def layers_report(store: LayerStore, layers: int) -> LayersReport:
-    """Gather the reports of all layers."""
-    reports = [store.report(layer) for layer in range(layers)]
-    return LayersReport(
-        rows=[row for r in reports for row in r["rows"]],
-        blocks=[{"layer": i, "relative_error": r["block_relative_error"]} for i, r in enumerate(reports)],
-        notes=[note for r in reports for note in r["notes"]],
-    )
 
 
 def plan_for_format(

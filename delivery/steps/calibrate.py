@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
 from delivery.corpus import bare as bare_corpora
-from delivery.steps.step import Input, Known, StepContext, outline_of, param, step, takes
+from delivery.steps.step import Ahead, Input, Known, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.checkpoint import Checkpoint
@@ -179,6 +179,18 @@ def config_of(outline: Outline | None) -> ModelConfig | None:
     from delivery.model.families import family_for
 
     return None if outline is None else family_for(outline.config).config(outline.config)
+
+
+def sizes_of(calibration: Sequence[Ahead]) -> tuple[int, int]:
+    """(tokens, longest sample) of a calibration that is there; of one to come, what its step is told."""
+    if not calibration:
+        return 0, 0
+    ahead = calibration[0]
+    if ahead.path is not None:
+        found = json.loads((ahead.path / "calibration.json").read_text("utf-8"))
+        return int(found["tokens"]), int(found["sample_tokens"]["max"])
+    longest = int(ahead.params["sequence_length"])
+    return int(ahead.params["samples"]) * longest, longest
 
 
 def _advance(task: Task, layers: int) -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
-from delivery.errors import DataError, UsageError
+from delivery.errors import UsageError
 from delivery.quantization import scheme_names
-from delivery.steps.step import Ahead, Input, Known, StepContext, fields_of, outline_of, param, step, takes
+from delivery.steps.step import Input, Known, StepContext, fields_of, outline_of, param, step, takes
 
 if TYPE_CHECKING:
-    import torch
-
     from delivery.checkpoint.outline import Outline
     from delivery.model import ModelConfig
-    from delivery.model.load import WeightSource
     from delivery.quantization.plan import ModelPlan, Wishes
-    from delivery.quantization.resume import LayerStore
-    from delivery.quantization.session import Tail
 
-LAYERS = "layers.json"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -176,41 +169,63 @@ class Quantize:
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
-        from delivery.formats import load_format
-        from delivery.quantization.embedding import WithEmbedding, quantize_embedding
         from delivery.quantization.hardware import check_hardware
-        from delivery.quantization.write import write_checkpoint
+        from delivery.quantization.job import Job
+        from delivery.quantization.layers_file import write_layers
+        from delivery.quantization.memory import gigabytes
+        from delivery.quantization.resume import LayerStore
+        from delivery.quantization.walk import running_dtype
 
-        artifact = ctx.input("checkpoint")
-        checkpoint = Checkpoint.open(artifact.path)
         self.check()
-        config, wishes, plan, name = self._plan(checkpoint, ctx.has("calibration"))
-        kv = None if self.kv == "none" else self.kv
+        checkpoint = Checkpoint.open(ctx.input("checkpoint").path)
+        config, wishes, plan, form = self._plan(checkpoint, ctx.has("calibration"))
         if ctx.device.startswith("cuda"):
             check_hardware(scheme.storage for scheme in plan.schemes())
         for note in plan.notes():
             ctx.finding("info", note)
-        form = load_format(name)
-        seen: WeightSource = checkpoint
-        extra: dict[str, Any] = {}
-        if plan.embedding is not None:
-            prefix = plan.embedding.prefix
-            table = quantize_embedding(checkpoint, plan.embedding, wishes.options)
-            seen, extra = WithEmbedding(checkpoint, prefix, table), form.pack(prefix, table)
-        store = self._quantize(ctx, seen, config, plan, wishes, form)
-        quantization = form.quantization_config(plan.prototypes(wishes.options), kv)
-        size = self.shard_bytes
-        write_checkpoint(checkpoint, plan, store, config.num_layers, quantization, ctx.out, size, extra)
-        self._report(ctx, plan, store, config.num_layers, name)
+        job = Job(
+            source=checkpoint,
+            config=config,
+            plan=plan,
+            options=wishes.options,
+            form=form,
+            samples=self._samples(ctx, config),
+            device=ctx.device,
+            dtype=running_dtype(self.dtype, config.dtype, ctx.device),
+            propagate=self.propagate,
+            kv=None if self.kv == "none" else self.kv,  # type: ignore[arg-type]
+            qat=self.qat,
+            qat_loss=self.qat_loss,
+            qat_steps=self.qat_steps,
+        )
+        predicted = gigabytes(job.predicted_bytes())
+        ctx.finding("info", f"predicted peak memory: {predicted} on {ctx.device}")
+        inputs = {role: [a.digest for a in ctx.inputs(role)] for role in ("checkpoint", "calibration")}
+        store = LayerStore(ctx.scratch, {**self._fingerprint(), **inputs, "device": ctx.device})
+        with ctx.progress("quantize", config.num_layers, "layers") as task:
+            tuned = job.fit(store, task.note, task.advance)
+        if tuned is not None:
+            what = "relative error" if self.qat_loss == "distill" else "next-token loss"
+            text = f"{what} on samples kept out {tuned.before:.4f} before, {tuned.after:.4f} after"
+            ctx.finding("info", f"last {self.qat} blocks fine-tuned: {text}")
+            ctx.metric("qat_error_before", tuned.before, "ratio", "lower")
+            ctx.metric("qat_error_after", tuned.after, "ratio", "lower")
+        job.write(store, ctx.out, self.shard_bytes)
+        report = write_layers(ctx.out, plan, store, config.num_layers, self.scheme, form)
+        for note in report.notes:
+            ctx.finding("warning", note)
+        ctx.metric("bits_per_weight", report.stored_bits, "bits", "both")
+        ctx.metric("worst_layer_relative_error", report.worst()["relative_error"], "ratio", "lower")
+        report.check(self.max_layer_error)
 
     def predict_peak_bytes(self, inputs: Known) -> int | None:
         from delivery.quantization.memory import predict_peak_bytes
-        from delivery.steps.calibrate import config_of
+        from delivery.steps.calibrate import config_of, sizes_of
 
         config = config_of(outline_of(inputs, "checkpoint"))
         if config is None:
             return None
-        tokens, longest = _sizes(inputs.get("calibration", ()))
+        tokens, longest = sizes_of(inputs.get("calibration", ()))
         return predict_peak_bytes(config, tokens, longest, gram=tokens > 0)
 
     def _is_usual(self) -> bool:
@@ -261,79 +276,6 @@ class Quantize:
         recipe, skip = parse_recipe(self.recipe), parse_patterns(self.skip)
         return Wishes(self.scheme, options, recipe, skip, self.tensor_parallel)
 
-    def _quantize(
-        self,
-        ctx: StepContext,
-        checkpoint: WeightSource,
-        config: ModelConfig,
-        plan: ModelPlan,
-        wishes: Wishes,
-        format_module: Any,
-    ) -> LayerStore:
-        from delivery.quantization.driver import BlockResult, Driver
-        from delivery.quantization.memory import gigabytes, peak_bytes, predict_peak_bytes
-        from delivery.quantization.resume import LayerStore
-        from delivery.quantization.session import quantize_layers
-        from delivery.quantization.walk import running_dtype, start_stream
-
-        dtype = running_dtype(self.dtype, config.dtype, ctx.device)
-        samples = self._samples(ctx, config)
-        stream = start_stream(checkpoint, config, samples, ctx.device, dtype) if samples else None
-        tokens, longest = sum(map(len, samples)), max(map(len, samples), default=0)
-        predicted = predict_peak_bytes(config, tokens, longest, gram=bool(samples), device=ctx.device)
-        ctx.finding("info", f"predicted peak memory: {gigabytes(predicted)} on {ctx.device}")
-        driver = Driver(
-            checkpoint,
-            config,
-            plan.layer,
-            wishes.options,
-            stream,
-            device=ctx.device,
-            dtype=dtype,
-            propagate=self.propagate,
-            kv=None if self.kv == "none" else self.kv,  # type: ignore[arg-type]
-        )
-        inputs = {role: [a.digest for a in ctx.inputs(role)] for role in ("checkpoint", "calibration")}
-        store = LayerStore(ctx.scratch, {**self._fingerprint(), **inputs, "device": ctx.device})
-        with ctx.progress("quantize", config.num_layers, "layers") as task:
-
-            def after(done: int, result: BlockResult | None) -> None:
-                if result is None:
-                    if done:
-                        task.note(f"going on after layer {done}")
-                        task.advance(done)
-                    return
-                worst = max(result.errors, key=lambda e: e.relative_error, default=None)
-                text = "" if worst is None else f", worst {worst.canonical} at {worst.sqnr_db:.1f} dB"
-                task.note(
-                    f"layer {done} of {config.num_layers}{text}, peak {gigabytes(peak_bytes(ctx.device))}"
-                )
-                task.advance(1)
-
-            tail = self._tail(checkpoint, config, ctx.device, dtype)
-            tuned = quantize_layers(driver, plan, store, format_module, after, tail)
-        if tuned is not None:
-            what = "relative error" if self.qat_loss == "distill" else "next-token loss"
-            text = f"{what} on samples kept out {tuned.before:.4f} before, {tuned.after:.4f} after"
-            ctx.finding("info", f"last {self.qat} blocks fine-tuned: {text}")
-            ctx.metric("qat_error_before", tuned.before, "ratio", "lower")
-            ctx.metric("qat_error_after", tuned.after, "ratio", "lower")
-        return store
-
-    def _tail(
-        self, checkpoint: WeightSource, config: ModelConfig, device: str, dtype: torch.dtype
-    ) -> Tail | None:
-        from delivery.model import load_ends
-        from delivery.quantization.qat import Tuning, next_token_loss
-        from delivery.quantization.session import Tail
-
-        if not self.qat:
-            return None
-        loss = None
-        if self.qat_loss == "next-token":
-            loss = next_token_loss(config, load_ends(checkpoint, config, device, dtype))
-        return Tail(min(self.qat, config.num_layers), Tuning(steps=self.qat_steps), loss)
-
     @staticmethod
     def _samples(ctx: StepContext, config: ModelConfig) -> tuple[tuple[int, ...], ...]:
         """The calibration's token ids; () for a scheme that needs none and was given none."""
@@ -349,43 +291,3 @@ class Quantize:
         return {"version": self.version} | {
             f.name: getattr(self, f.name) for f in fields_of(type(self)) if not f.is_input
         }
-
-    def _report(self, ctx: StepContext, plan: ModelPlan, store: LayerStore, layers: int, name: str) -> None:
-        from delivery.quantization.session import layers_report
-        from delivery.quantization.write import check_bits
-
-        report = layers_report(store, layers)
-        bits = check_bits(ctx.out, plan, report.bits_per_weight)
-        for note in report.notes:
-            ctx.finding("warning", note)
-        worst = report.worst()
-        content = {
-            "scheme": self.scheme,
-            "format": name,
-            "bits_per_weight": round(bits, 4),
-            "layers": report.rows,
-            "blocks": report.blocks,
-            "notes": [*plan.notes(), *report.notes],
-        }
-        (ctx.out / LAYERS).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        ctx.metric("bits_per_weight", bits, "bits", "both")
-        ctx.metric("worst_layer_relative_error", worst["relative_error"], "ratio", "lower")
-        if self.max_layer_error and worst["relative_error"] > self.max_layer_error:
-            raise DataError(
-                "layer-error",
-                f"{worst['name']} was quantised with a relative error of {worst['relative_error']:.3f}",
-                why=f"the limit is {self.max_layer_error:g}",
-                hint="a smaller --group-size, --clip, or leave the layer alone with --skip",
-            )
-
-
-def _sizes(calibration: Sequence[Ahead]) -> tuple[int, int]:
-    """(tokens, longest sample) of a calibration that is there; of one to come, what its step is told."""
-    if not calibration:
-        return 0, 0
-    ahead = calibration[0]
-    if ahead.path is not None:
-        found = json.loads((ahead.path / "calibration.json").read_text("utf-8"))
-        return int(found["tokens"]), int(found["sample_tokens"]["max"])
-    longest = int(ahead.params["sequence_length"])
-    return int(ahead.params["samples"]) * longest, longest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,22 +19,11 @@ if TYPE_CHECKING:
     from delivery.gate.baseline import Snapshot
     from delivery.gate.lookup import Found, Place
     from delivery.gate.outputs.suite import Suite
-    from delivery.gate.report import Finding, Metric, Report
+    from delivery.gate.report import Report
 
-_PLANNED = ("weights_bytes", "kv_bytes", "overhead_bytes", "planned_peak_bytes", "runtime_bytes")
 _MEASUREMENT = "smoke.json"
 _KV_BLOCKS = 128
 _BLOCK = 64
-# What holds unless the pipeline's `gate: limits:` says otherwise.
-_LIMITS: Mapping[str, Any] = {
-    "smoke_failed_prompts": 0,
-    "smoke_garbled_outputs": 0,
-    "smoke_looping_outputs": 0,
-    "smoke_unstopped_outputs": 0,
-    "smoke_open_turns": 0,
-    "smoke_leaked_markers": 0,
-    "smoke_greedy_agreement_ratio": 0.7,
-}
 
 
 def _shipped() -> dict[str, Path]:
@@ -191,16 +179,20 @@ class Smoke:
     def judge(self, ctx: JudgeContext) -> Report:
         from delivery.gate.outputs.suite import suite_from_json
         from delivery.gate.report import Finding, Report, Verdict, worst
-        from delivery.report import answers, charts, compose
+        from delivery.report import answers, charts, compose, smoke
 
         measured = json.loads(ctx.measurement.file(_MEASUREMENT).read_text("utf-8"))
         judged = answers.judge_answers(
             [suite_from_json(s) for s in measured["suites"]], measured["answers"], measured["special_tokens"]
         )
-        limits = {**_LIMITS, **ctx.gate.get("limits", {})}
+        limits = {**smoke.LIMITS, **ctx.gate.get("limits", {})}
         found = self._baseline(ctx)
-        timing, notes, baseline = self._timing(found, measured, limits)
-        metrics = [*answers.counts(judged, limits), *self._numbers(measured, limits), *timing]
+        timing, notes, baseline = smoke.timing(found, measured, limits, self.limit)
+        metrics = [
+            *answers.counts(judged, limits),
+            *smoke.numbers(measured, limits, self.memory_limit),
+            *timing,
+        ]
         if measured["open_turns"]:
             text = "the chat template ends assistant turns with no token that ends generation"
             notes.append(Finding("error", text))
@@ -229,35 +221,10 @@ class Smoke:
             },
         )
 
-    def _numbers(self, measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Metric]:
-        from delivery.gate.limits import judge
-
-        memory = measured["memory"]
-        out = [
-            judge("load_s", measured["load_s"], limits),
-            judge("smoke_open_turns", float(measured["open_turns"]), limits),
-        ]
-        if measured["reference"]["tokens"]:
-            nll = measured["reference"]["nll"] / measured["reference"]["tokens"]
-            out.append(judge("smoke_perplexity", math.exp(min(nll, 700.0)), limits))
-        if measured["agreement"] is not None:
-            same, total = (sum(part) for part in zip(*measured["agreement"], strict=True))
-            out.append(judge("smoke_greedy_agreement_ratio", same / total if total else 0.0, limits))
-        planned = sum(memory.get(part, 0.0) for part in _PLANNED)
-        bounds = dict(limits)
-        if measured["device"]["kind"] == "cuda":
-            bounds.setdefault(
-                "process_bytes",
-                {"min": planned * (1 - self.memory_limit), "max": planned * (1 + self.memory_limit)},
-            )
-        out.append(judge("process_bytes", memory["process_bytes"], bounds))
-        out.append(judge("planned_bytes", planned, limits))
-        return out
-
     def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
         """The timed runs of a measurement, or of a report about it, as a baseline keeps them."""
         from delivery.gate.baseline import Snapshot
-        from delivery.report import compose
+        from delivery.report import compose, smoke
 
         measured = json.loads(report.file(_MEASUREMENT).read_text("utf-8"))
         snapshot = Snapshot(
@@ -271,7 +238,7 @@ class Smoke:
             commit=compose.commit_of(report),
             recorded=compose.today(),
         )
-        return compose.place(model, measured, self._workload(measured)), snapshot
+        return compose.place(model, measured, smoke.timed_workload(measured, self.runs)), snapshot
 
     def _baseline(self, ctx: JudgeContext) -> Found | None:
         """The baseline of the timed runs; without one the alarm is silent, and compare says what follows."""
@@ -282,41 +249,6 @@ class Smoke:
         return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
         )
-
-    def _timing(
-        self, found: Found | None, measured: Mapping[str, Any], limits: Mapping[str, Any]
-    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
-        """P50 and P95 of the timed runs, against the baseline's where there is one."""
-        from delivery.gate.alarm import coarse_alarm
-        from delivery.gate.report import Finding
-        from delivery.report import compose, timings
-
-        ours = measured["timings_ms"]
-        if found is None or found.made_now:
-            return (
-                timings.metrics(ours, limits=limits),
-                [Finding("info", "no baseline for the timed runs")],
-                None,
-            )
-        before = found.baseline.current
-        alarm = coarse_alarm(before.samples["timings_ms"], ours, self.limit)
-        metrics = timings.metrics(ours, before.samples["timings_ms"], self.limit, alarm, limits)
-        return metrics, [timings.finding(alarm)], compose.baseline_details(before)
-
-    def _workload(self, measured: Mapping[str, Any]) -> dict[str, Any]:
-        """What identifies the timed runs: the prompt's tokens, the output length and the number of runs."""
-        suite = measured["suites"][0]
-        timed = next(
-            a
-            for a in measured["answers"]
-            if a["suite"] == suite["name"] and a["prompt"] == suite["timing_prompt"]
-        )
-        return {
-            "check": self.name,
-            "prompt_tokens": len(timed["prompt_ids"]),
-            "output_tokens": suite["timing_tokens"],
-            "runs": self.runs,
-        }
 
     def _paths(self) -> list[Path]:
         """The suites' files. Raises UsageError `unknown-suite`."""
