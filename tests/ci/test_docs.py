@@ -1,20 +1,24 @@
-"""Documentation that can be wrong by machine: links, commands, options, error pages."""
+"""What a machine can check in documentation: links, commands, options, values of choices, error pages."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
 
+import delivery
 from delivery.cli._group import commands
 from delivery.steps import step_names
 
+EXPLANATIONS = Path(delivery.__file__).parent / "explanations"
 PAGES = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md")])
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
-_FENCE = re.compile(r"^```(?:sh)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`(deliver [^`]+)`")
 
 
 def ids(path: Path) -> str:
@@ -31,27 +35,76 @@ def test_every_step_has_a_page() -> None:
     assert {path.stem for path in Path("docs/steps").glob("*.md")} == set(step_names())
 
 
-def told(page: Path) -> list[list[str]]:
-    """Every `deliver …` command of a page's blocks, as words."""
-    out = []
-    for block in _FENCE.findall(page.read_text("utf-8")):
-        for line in block.replace("\\\n", " ").splitlines():
-            text = line.split("#")[0].strip().removeprefix(".venv/bin/")
-            if text.startswith("deliver ") and "…" not in text.split("deliver ")[1].split(" ")[0]:
-                out.append(shlex.split(text)[1:])
-    return out
+def command_lines(text: str) -> list[list[str]]:
+    """Every `deliver …` command line in a page's code blocks and code spans, as words without `deliver`."""
+    lines = []
+    for language, block in _BLOCK.findall(text):
+        if language in ("", "sh"):
+            lines += block.replace("\\\n", " ").splitlines()
+    lines += [span.replace("\n", " ") for span in _SPAN.findall(_BLOCK.sub("", text))]
+    found = []
+    for line in lines:
+        words = line.split(" #")[0].strip().removeprefix(".venv/bin/")
+        if words.startswith("deliver ") and not words.removeprefix("deliver ").startswith("…"):
+            found.append(shlex.split(words)[1:])
+    return found
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if told(p)], ids=ids)
-def test_commands_and_options_exist(page: Path) -> None:
+def wrong_in(words: list[str]) -> str:
+    """Why the program would not accept a command line, or ''. A command in capitals stands for any."""
     with click.Context(commands) as ctx:
-        for words in told(page):
-            command = commands.get_command(ctx, words[0])
-            assert command is not None, words
-            if isinstance(command, click.Group) and len(words) > 1 and not words[1].startswith("-"):
-                command = command.get_command(ctx, words[1])
-                assert command is not None, words
-            known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
-            for word in words[1:]:
-                if word.startswith("--"):
-                    assert word.partition("=")[0] in known, words
+        name, *rest = words
+        if name.isupper() or name.startswith("-"):
+            return ""
+        command = commands.get_command(ctx, name)
+        while isinstance(command, click.Group) and rest and rest[0].islower():
+            ctx, name, *rest = click.Context(command, parent=ctx), *rest
+            command = command.get_command(ctx, name)
+        if command is None:
+            return f"no command {name!r}"
+        options = {n: p for p in command.params for n in (*p.opts, *p.secondary_opts)}
+        options["--help"] = click.Option(["--help"], is_flag=True)
+        for word, following in pairwise([*rest, ""]):
+            if not word.startswith("--"):
+                continue
+            option, _, value = word.partition("=")
+            if option not in options:
+                return f"{name} has no option {option}"
+            value, choices = value or following, choices_of(options[option])
+            if choices and value not in choices and not value.isupper():
+                return f"{name} {option} does not take {value!r}"
+    return ""
+
+
+def choices_of(option: click.Parameter) -> list[str]:
+    """The values that an option is limited to; [] for any. Steps list theirs in the metavar: `auto|cpu`."""
+    if isinstance(option.type, click.Choice):
+        return list(option.type.choices)
+    listed = (option.metavar or "").split("|")
+    return listed if len(listed) > 1 and all(value.islower() for value in listed) else []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(EXPLANATIONS.glob("*.md"))], ids=lambda path: path.stem)
+def test_commands_options_and_choices_exist(page: Path) -> None:
+    wrong = [found for words in command_lines(page.read_text("utf-8")) if (found := wrong_in(words))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("`deliver quantise --checkpoint X`", "no command 'quantise'"),
+        ("```\ndeliver quantize --chekpoint X\n```", "quantize has no option --chekpoint"),
+        ("```\ndeliver build \\\n  --kv int5\n```", "build --kv does not take 'int5'"),
+        ("`deliver baseline updat --reason X`", "no command 'updat'"),
+        ("`deliver quantize --scheme=awq-w4a16 --checkpoint REF`", ""),
+        ("`deliver STEP --help`", ""),
+    ],
+)
+def test_a_wrong_command_line_is_found(line: str, reason: str) -> None:
+    (words,) = command_lines(line)
+    assert wrong_in(words) == reason
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(command_lines(Path("README.md").read_text("utf-8"))) > 10
