@@ -75,6 +75,17 @@ def gpu_count() -> int:
 
 
 @cache
+def compute_capability() -> tuple[int, int] | None:
+    """(major, minor) of the first GPU; None where there is none."""
+    import pynvml
+
+    if not gpu_count():
+        return None
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return int(major), int(minor)
+
+
+@cache
 def fingerprint(device: str) -> DeviceFingerprint:
     """The fingerprint of the first GPU ('cuda') or of the processor ('cpu')."""
     return _gpu_fingerprint() if resolve_device(device) == "cuda" else _cpu_fingerprint()

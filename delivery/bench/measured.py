@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delivery.artifact import canonical_json
 from delivery.bench.disturbance import Disturbance
 from delivery.gate.baseline import Snapshot
+from delivery.gate.imports import read_results
 from delivery.gate.record import RequestRecord, read_records, write_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 Runs = tuple[tuple[RequestRecord, ...], ...]
 _FOLDER = "runs"
@@ -121,3 +124,22 @@ def snapshot(
 def flat(runs: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
     """All requests of all runs."""
     return [record for run in runs for record in run]
+
+
+def imported(files: Sequence[str], runtime: str = "") -> tuple[Measured, dict[str, Any]]:
+    """Runs that another tool measured, a file each, and their workload: how many tokens each request had.
+
+    runtime: what served them; default: what the first file says. Raises as `read_results`.
+    """
+    found = [read_results(Path(name)) for name in files]
+    runs = tuple(tuple(run) for _, each in found for run in each)
+    lengths = [[r.prompt_tokens, r.output_tokens] for r in runs[0]]
+    side = Side(
+        runs=runs,
+        disturbances=(Disturbance(),) * len(runs),
+        memory=None,
+        runtime=runtime or found[0][0],
+        load_s=None,
+    )
+    digest = hashlib.sha256(canonical_json(lengths).encode()).hexdigest()
+    return Measured(side), {"name": "imported", "requests": len(lengths), "lengths": digest}

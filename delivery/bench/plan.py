@@ -13,6 +13,7 @@ import numpy as np
 
 from delivery.bench.words import WORDS
 from delivery.bench.workload import read_trace
+from delivery.errors import UsageError
 
 if TYPE_CHECKING:
     from delivery.bench.workload import Workload
@@ -146,10 +147,31 @@ def engine_options(workload: Workload, kv_tokens: int = 0) -> dict[str, int]:
     """
     if not kv_tokens:
         load = plan(workload)
-        longest = max(r.prompt_tokens + r.output_tokens for r in load.requests)
+        longest = sum(longest_request(workload))
         at_once = load.concurrency or min(_IN_FLIGHT, len(load.requests))
         kv_tokens = -(-longest // BLOCK_SIZE) * BLOCK_SIZE * at_once * 2
     return {"cache_max_entry_count": -(-kv_tokens // BLOCK_SIZE), "block_size": BLOCK_SIZE}
+
+
+def check_lengths(workload: Workload, holder: str, most: int, hint: str = "") -> None:
+    """Every request is one that an engine can run. holder: what bounds its tokens, in words; most: the bound.
+
+    Raises UsageError `request-too-long`.
+    """
+    prompt, output = longest_request(workload)
+    if prompt + output > most:
+        raise UsageError(
+            "request-too-long",
+            f"a request of the workload {workload.name} cannot fit",
+            why=f"{prompt} prompt tokens and {output} output tokens; {holder} {most}",
+            hint=hint or "another --workload, or an engine built with a larger --max-session-len",
+        )
+
+
+def longest_request(workload: Workload) -> tuple[int, int]:
+    """(prompt tokens, output tokens) of the request that has most of both together."""
+    prefix = workload.shape.prefix_tokens if workload.shape.prefixes else 0
+    return max(((p + prefix, o) for p, o in _lengths(workload)), key=sum)
 
 
 def arrivals(workload: Workload) -> list[float] | None:

@@ -10,7 +10,7 @@ from delivery.corpus.named import named_sets
 from delivery.corpus.render import Rendered, Sample, recommendation, render
 from delivery.corpus.script import script_shares
 from delivery.corpus.spec import Source, bare, parse
-from delivery.corpus.windows import heldout_windows
+from delivery.corpus.windows import check_heldout, heldout_windows
 
 __all__ = [
     "Document",
@@ -20,6 +20,7 @@ __all__ = [
     "Split",
     "bare",
     "builtin_names",
+    "check_heldout",
     "digest",
     "heldout",
     "heldout_windows",

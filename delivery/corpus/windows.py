@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from delivery.corpus.mix import documents
 from delivery.corpus.render import TextEncoder, serving_prefix
-from delivery.corpus.spec import parse
+from delivery.corpus.spec import Source, parse
 from delivery.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,13 +34,27 @@ def heldout_windows(
         made = [prefix + ids[at : at + room] for at in range(0, len(ids), room)][:count]
         made = [window for window in made if len(window) >= 2]
         if not made:
-            raise DataError(
-                "heldout-empty",
-                f"corpus {source.label} has no held-out text",
-                why="a tenth of its documents is held out, and none of them has two tokens",
-                hint="give a larger corpus",
-            )
+            raise _nothing_held_out(source)
         yield source.label, made
+
+
+def check_heldout(spec: str | Sequence[str]) -> None:
+    """Every corpus that is here holds something out; sets of a Hub are not asked for it.
+
+    Raises DataError `heldout-empty`, and what reading a corpus raises.
+    """
+    for source in parse(spec):
+        if source.kind != "named" and next(documents(source, "heldout"), None) is None:
+            raise _nothing_held_out(source)
+
+
+def _nothing_held_out(source: Source) -> DataError:
+    return DataError(
+        "heldout-empty",
+        f"corpus {source.label} has no held-out text",
+        why="a tenth of its documents is held out, and none of them has two tokens",
+        hint="give a larger corpus",
+    )
 
 
 def _encode(document: Document, tokenizer: TextEncoder, prefix: list[int]) -> list[int]:

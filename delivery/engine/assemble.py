@@ -20,7 +20,7 @@ from delivery.engine.forms_torch import TorchForms
 from delivery.engine.inputs import SPARE_SLOTS
 from delivery.engine.kv_cache import KVCache, RotaryTables
 from delivery.engine.memory_plan import MemoryPlan, plan
-from delivery.engine.need import need, state_bytes
+from delivery.engine.need import need, recorded_bytes, state_bytes
 from delivery.engine.options import EngineOptions
 from delivery.engine.runner import ModelRunner
 from delivery.engine.warm import warm_up
@@ -140,7 +140,7 @@ def memory_plan(
         max_model_len=length,
         item_bytes=dtype.itemsize,
         state_bytes=state_bytes(config, sequences + SPARE_SLOTS, dtype.itemsize),
-        graph_bytes=graphs.recorded_bytes(config, tokens, sequences, dtype.itemsize) if recorded else 0,
+        graph_bytes=recorded_bytes(config, tokens, sequences, dtype.itemsize) if recorded else 0,
     )
     available = free_memory(device) + weights_bytes
     share = options.cache_max_entry_count

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from delivery.engine.inputs import Batch, resolved_ids
-from delivery.engine.need import activation_bytes
+from delivery.engine.need import MOST_MIXED_TOKENS as MOST_MIXED_TOKENS
 from delivery.kernels.gpu.recording_stream import recording_stream
 from delivery.model.config import ModelConfig
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from delivery.engine.engine_model import EngineModel
     from delivery.engine.runner import ModelRunner
 
-MOST_MIXED_TOKENS = 2048
 _FEW_SEQUENCES = 16
 
 
@@ -54,13 +53,6 @@ def mixed_shapes(tokens: int, sequences: int) -> list[tuple[int, int]]:
     sizes = [size for size in sizes if size < most] + [most]
     batches = sorted({min(_FEW_SEQUENCES, sequences), sequences})
     return [(size, batch) for size in sizes for batch in batches]
-
-
-def recorded_bytes(config: ModelConfig, tokens: int, sequences: int, item_bytes: int) -> int:
-    """Memory that recordings for steps of at most so many tokens and sequences keep: the largest one's
-    activations, and the last hidden states of every row."""
-    most = sequences if why_not_mixed(config) else max(sequences, min(tokens, MOST_MIXED_TOKENS))
-    return activation_bytes(config, most, 0, item_bytes) + most * config.hidden_size * item_bytes
 
 
 @contextmanager

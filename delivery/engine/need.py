@@ -5,6 +5,9 @@ from __future__ import annotations
 from delivery.engine.memory_plan import Need
 from delivery.model.config import DeltaSpec, ModelConfig
 
+MOST_MIXED_TOKENS = 2048
+"""Tokens of the largest step with prompts that is recorded."""
+
 
 def attention_layers(config: ModelConfig) -> int:
     """Layers that keep keys and values; the others keep a recurrent state."""
@@ -67,6 +70,14 @@ def table_bytes(config: ModelConfig, max_model_len: int) -> int:
 def input_bytes(max_num_seqs: int, max_blocks: int, tokens: int) -> int:
     """Fixed buffers of a step's inputs: ids, positions, slots, block tables."""
     return max_num_seqs * (max_blocks * 4 + 64) + tokens * 24
+
+
+def recorded_bytes(config: ModelConfig, tokens: int, sequences: int, item_bytes: int) -> int:
+    """Memory that recordings for steps of at most so many tokens and sequences keep: the largest one's
+    activations, and the last hidden states of every row. Of gated delta models only decodes are recorded."""
+    mixed = min(tokens, MOST_MIXED_TOKENS) if config.delta is None else 0
+    most = max(sequences, mixed)
+    return activation_bytes(config, most, 0, item_bytes) + most * config.hidden_size * item_bytes
 
 
 def need(

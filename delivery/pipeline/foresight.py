@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 class Foresight:
     """Stages and what became of them. `made` tells it of an artifact; outlines of others are foretold."""
 
-    def __init__(self, stages: Sequence[Stage], store: Store) -> None:
+    def __init__(self, stages: Sequence[Stage], store: Store, device: str = "auto") -> None:
+        """device: the pipeline's."""
         self._store = store
+        self._device = device
         # One for each stage, so that its outline is read once.
         self._known = {stage.id: self._ahead(stage) for stage in stages}
 
@@ -41,6 +43,13 @@ class Foresight:
             )
             for role, sources in stage.sources.items()
         }
+
+    def device(self, stage: Stage) -> str:
+        """'cpu' or 'cuda': where the stage computes, whether or not that is here."""
+        try:
+            return resolve_device(stage.params.get("device") or self._device)
+        except EnvironmentLacking:
+            return "cuda"
 
     def _ahead(self, stage: Stage) -> Ahead:
         return Ahead(
@@ -79,7 +88,7 @@ def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, devic
 def check_stage(stage: Stage, foresight: Foresight) -> None:
     """A stage's own `preflight`; its error names the stage."""
     with naming(stage):
-        stage.instance().preflight(foresight.inputs(stage))
+        stage.instance().preflight(foresight.inputs(stage), foresight.device(stage))
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from delivery.artifact import Artifact
 from delivery.errors import DeliverError
 from delivery.pipeline.events import latest_steps
-from delivery.pipeline.foresight import Foresight, lacking_device, preflight
+from delivery.pipeline.foresight import Foresight, all_known, lacking_device, preflight
 from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
 from delivery.pipeline.partners import with_partners
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from delivery.artifact import Json
     from delivery.pipeline.spec import Pipeline, Stage
     from delivery.pipeline.store import Store
+    from delivery.steps.step import Known, Peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,19 @@ class PlanRow:
     status: str
     why: str
     artifact: str
-    predicted_peak_bytes: int | None
+    peak: Peak | None
     lacks: str = ""
     """What this machine has not and the stage needs."""
 
     def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        """`predicted_peak_bytes` are of the processes' own memory, `predicted_gpu_bytes` of the GPU's (0
+        where none computes); null where nothing is known yet."""
+        known = ("id", "step", "status", "why", "artifact", "lacks")
+        return {
+            **{name: getattr(self, name) for name in known},
+            "predicted_peak_bytes": None if self.peak is None else self.peak.host_bytes,
+            "predicted_gpu_bytes": None if self.peak is None else self.peak.gpu_bytes,
+        }
 
 
 def plan(
@@ -59,7 +68,7 @@ def plan(
     before = latest_steps(store)
     rows = []
     chosen = select(pipeline, stages, until, force)
-    foresight = Foresight(chosen, store)
+    foresight = Foresight(chosen, store, pipeline.device)
     preflight(chosen, foresight, store)
     for stage in chosen:
         row, artifact = _row(stage, pipeline, store, known, before, set(force), foresight)
@@ -73,12 +82,17 @@ def plan(
 def table(rows: Sequence[PlanRow]) -> str:
     """The plan in aligned columns."""
     cells = [("stage", "step", "status", "peak", "artifact", "why")]
-    cells += [
-        (r.id, r.step, r.status, size(r.predicted_peak_bytes) or "?", short(r.artifact), _why(r))
-        for r in rows
-    ]
+    cells += [(r.id, r.step, r.status, _shown(r.peak), short(r.artifact), _why(r)) for r in rows]
     widths = [max(len(c[i]) for c in cells) for i in range(6)]
     return "\n".join("  ".join(t.ljust(w) for t, w in zip(c, widths, strict=True)).rstrip() for c in cells)
+
+
+def _shown(peak: Peak | None) -> str:
+    """Memory of the host, and where a GPU computes that of the GPU as well."""
+    if peak is None:
+        return "?"
+    host = size(peak.host_bytes)
+    return f"{host}, GPU {size(peak.gpu_bytes)}" if peak.gpu_bytes else host
 
 
 def _why(row: PlanRow) -> str:
@@ -95,18 +109,20 @@ def _row(
     foresight: Foresight,
 ) -> tuple[PlanRow, Artifact | None]:
     inputs, missing = _inputs(stage, store, known)
-    peak = _peak(stage, foresight)
     if lacking_device(stage, pipeline.device) is not None:
         # Which device it would be decides what is cached, so nothing is known of that.
         why = f"after {', '.join(missing)}" if missing else "unknown without its device"
-        return replace(_run_row(stage, why, peak), lacks="a GPU"), None
+        return replace(_run_row(stage, why, _peak(stage, foresight)), lacks="a GPU"), None
+    with store.remembering():
+        job = Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
+        job = with_partners(job, store, model_name(pipeline.model))
+    peak = _peak(stage, foresight, all_known(job.inputs))
     if missing:
         return _run_row(stage, f"after {', '.join(missing)}", peak), None
     if force & {stage.id, EVERYTHING}:
         return _run_row(stage, "forced", peak), None
     with store.remembering():
-        job = Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
-        parts = key_parts(with_partners(job, store, model_name(pipeline.model)))
+        parts = key_parts(job)
     made = store.cached(key_of(parts))
     if made is None or store.damage(made) is not None:
         why = "damaged" if made else _changed(stage, parts, before, store)
@@ -120,7 +136,7 @@ def _row(
     return PlanRow(stage.id, stage.step.name, "judge", "measured already", digest, peak), verdict
 
 
-def _run_row(stage: Stage, why: str, peak: int | None) -> PlanRow:
+def _run_row(stage: Stage, why: str, peak: Peak | None) -> PlanRow:
     return PlanRow(stage.id, stage.step.name, "run", why, "", peak)
 
 
@@ -140,10 +156,12 @@ def _inputs(
     return inputs, list(dict.fromkeys(missing))
 
 
-def _peak(stage: Stage, foresight: Foresight) -> int | None:
-    """What the step foretells."""
+def _peak(stage: Stage, foresight: Foresight, found: Known = MappingProxyType({})) -> Peak | None:
+    """What the step foretells of what it is bound to, and of partners that it `found` for itself."""
     try:
-        foretold: int | None = stage.instance().predict_peak_bytes(foresight.inputs(stage))
+        foretold: Peak | None = stage.instance().predict_peak(
+            {**found, **foresight.inputs(stage)}, foresight.device(stage)
+        )
     except (DeliverError, OSError, LookupError):
         return None  # not known before what it depends on is there
     return foretold

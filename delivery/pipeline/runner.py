@@ -70,7 +70,7 @@ def run(
     settings = Settings(
         store, display, pipeline.gate, model_name(pipeline.model), frozenset(force), render, today
     )
-    foresight = Foresight(chosen, store)
+    foresight = Foresight(chosen, store, pipeline.device)
     preflight(chosen, foresight, store, pipeline.device)
     done: dict[str, StageResult] = {}
     with store.in_use():

@@ -45,8 +45,8 @@ def run_step(
     if out is not None:
         check_target(out)
     inputs = resolve_inputs(step, store)
-    step.preflight(all_known(inputs))
     job = Job(type(step).name, step, inputs, device, seed)
+    step.preflight(all_known(inputs), job.resolved_device() if step.uses_device else "cpu")
     with store.in_use():
         settings = Settings(
             store,

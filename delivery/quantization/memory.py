@@ -40,6 +40,14 @@ def predict_peak_bytes(
     return total * _FLOAT + table + (_RUNTIME_BYTES if device == "cpu" else 0)
 
 
+def block_bytes(config: ModelConfig) -> int:
+    """What one block takes as it is stored, and the embedding: read into the host's memory on their way."""
+    hidden, heads = config.hidden_size, 2 * config.num_heads + 2 * config.num_kv_heads
+    features = max(size * count for size, count in _mlps(config))
+    width = 4 if config.dtype == "float32" else 2
+    return width * hidden * (heads * config.head_dim + 3 * features + config.vocab_size)
+
+
 def quantized_bytes(config: ModelConfig, size_bytes: int, bits: int) -> int:
     """About what a checkpoint of `size_bytes` takes with its decoder's weights at `bits` and scales."""
     features = max(size * count for size, count in _mlps(config))

@@ -12,12 +12,13 @@ from typing import Any
 
 from delivery.errors import UsageError, did_you_mean
 
+_NO_STEPS = ("ahead", "sizes", "step")  # what a step is, and what is known before one runs
 _ORDER = ("convert", "calibrate", "quantize", "build", "smoke", "evaluate", "compare", "package")
 
 
 def step_names() -> tuple[str, ...]:
     """Every step, the chain's own in their order first."""
-    found = {m.name for m in iter_modules(__path__)} - {"step"}
+    found = {m.name for m in iter_modules(__path__)}.difference(_NO_STEPS)
     return (*(n for n in _ORDER if n in found), *sorted(found.difference(_ORDER)))
 
 

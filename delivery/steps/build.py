@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
-from delivery.steps.step import Ahead, Input, Known, StepContext, outline_of, param, step, takes
+from delivery.steps.step import Input, Known, Peak, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.checkpoint.outline import Outline
-
-_STEP_TOKENS = 512
-RUNTIME_BYTES = 450_000_000
-"""Python with torch and numba, before a weight is read (measured)."""
 
 
 @step
@@ -93,9 +88,9 @@ class Build:
 
         EngineOptions.of(self._options())
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         from delivery.errors import UsageError
-        from delivery.steps.calibrate import config_of
+        from delivery.steps.ahead import config_of
 
         config = config_of(outline_of(inputs, "checkpoint"))
         if config is not None and self.max_session_len > config.max_position:
@@ -110,10 +105,29 @@ class Build:
         """The checkpoint's: an engine holds the same weights, in another layout."""
         return outline_of(inputs, "checkpoint")
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
-        """The packed weights twice over for one block, and the rest once: blocks are packed one by one."""
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
+        """On a CPU the weights twice, stored and packed. On a GPU what the engine holds: of a card that is
+        here its whole share of KV blocks, of another one the tokens of a step."""
+        from delivery.steps.sizes import card_bytes, loaded, packing, with_runtime
+
         outline = outline_of(inputs, "checkpoint")
-        return None if outline is None else RUNTIME_BYTES + 2 * outline.size_bytes()
+        if outline is None:
+            return None
+        if device == "cpu":
+            return packing(outline.size_bytes())
+        step = self.max_num_batched_tokens or 8192
+        wanted, share = max(step, self.max_session_len), self.cache_max_entry_count
+        if share >= 1:
+            wanted = int(share) * self.block_size
+        needed = loaded(inputs, "checkpoint", wanted, device, **self._options())
+        if needed is None:
+            return None
+        made = with_runtime(needed, device)
+        if share < 1 and (card := card_bytes()) is not None:
+            made = Peak(
+                made.host_bytes, max(made.gpu_bytes, int(made.gpu_bytes + share * (card - made.gpu_bytes)))
+            )
+        return made
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -134,42 +148,3 @@ class Build:
         from delivery.model import load_config
 
         return load_config(Checkpoint.open(checkpoint).config).num_layers
-
-
-def loaded_bytes(inputs: Known, role: str, kv_tokens: int) -> int | None:
-    """About what the engine or checkpoint in a role takes on a CPU: weights, KV cache, and logits of a step.
-
-    None where it is not known. Float weights and the cache are in float32 there.
-    """
-    from delivery.steps.calibrate import config_of
-
-    outline = outline_of(inputs, role)
-    config = config_of(outline)
-    if outline is None or config is None:
-        return None
-    wide = role != "engine" and outline.quantization is None and config.dtype != "float32"
-    weights = outline.size_bytes() * (2 if wide else 1)
-    cache = kv_tokens * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
-    return weights + cache + 2 * _STEP_TOKENS * config.vocab_size * 4
-
-
-def longest(inputs: Known) -> tuple[str, int] | None:
-    """What bounds the tokens of a request to `engine` and `source`, in words, and the bound.
-
-    None where neither is known.
-    """
-    from delivery.steps.calibrate import config_of
-
-    source = config_of(outline_of(inputs, "source"))
-    built = session_len(inputs["engine"][0]) if inputs.get("engine") else None
-    limits = [] if source is None else [("the source was made for", source.max_position)]
-    limits += [] if built is None else [("the engine was built for", built)]
-    return min(limits, key=lambda limit: limit[1], default=None)
-
-
-def session_len(engine: Ahead) -> int | None:
-    """Input plus output tokens that an engine holds; of one to come, what build is told. None if unknown."""
-    if engine.path is None:
-        return engine.params.get("max_session_len") or None
-    about = engine.path / "engine.json"
-    return json.loads(about.read_text("utf-8")).get("max_model_len") if about.is_file() else None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Kind
 from delivery.corpus import bare as bare_corpora
-from delivery.steps.step import Ahead, Input, Known, StepContext, outline_of, param, step, takes
+from delivery.steps.step import Input, Known, Peak, StepContext, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.checkpoint import Checkpoint
-    from delivery.checkpoint.outline import Outline
     from delivery.corpus import Rendered
     from delivery.model import ModelConfig
     from delivery.steps.step import Task
@@ -84,20 +83,22 @@ class Calibrate:
 
         return digest(self.corpus)
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         from delivery.corpus import parse
+        from delivery.steps.ahead import config_of
 
         parse(self.corpus)
         config_of(outline_of(inputs, "checkpoint"))
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
-        from delivery.quantization.memory import predict_peak_bytes
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
+        from delivery.steps.ahead import config_of
+        from delivery.steps.sizes import layer_by_layer
 
         config = config_of(outline_of(inputs, "checkpoint"))
         if config is None:
             return None
         length = min(self.sequence_length, config.max_position)
-        return predict_peak_bytes(config, self.samples * length, length, gram=False)
+        return layer_by_layer(config, self.samples * length, length, gram=False, device=device)
 
     def check(self) -> None:
         from delivery.errors import UsageError
@@ -172,25 +173,6 @@ class Calibrate:
         for note in notes:
             ctx.finding("warning", note)
         return notes
-
-
-def config_of(outline: Outline | None) -> ModelConfig | None:
-    """The config of a checkpoint, without torch; None where nothing is known of it yet."""
-    from delivery.model.families import family_for
-
-    return None if outline is None else family_for(outline.config).config(outline.config)
-
-
-def sizes_of(calibration: Sequence[Ahead]) -> tuple[int, int]:
-    """(tokens, longest sample) of a calibration that is there; of one to come, what its step is told."""
-    if not calibration:
-        return 0, 0
-    ahead = calibration[0]
-    if ahead.path is not None:
-        found = json.loads((ahead.path / "calibration.json").read_text("utf-8"))
-        return int(found["tokens"]), int(found["sample_tokens"]["max"])
-    longest = int(ahead.params["sequence_length"])
-    return int(ahead.params["samples"]) * longest, longest
 
 
 def _advance(task: Task, layers: int) -> None:

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from delivery.artifact import Artifact, Kind, canonical_json, hash_files
+from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.errors import Undecided, UsageError
-from delivery.steps.step import Input, JudgeContext, PartnerContext, StepContext, param, step, takes
+from delivery.steps.step import (
+    Input,
+    JudgeContext,
+    Known,
+    PartnerContext,
+    Peak,
+    StepContext,
+    param,
+    step,
+    takes,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -121,6 +131,54 @@ class Compare:
         path = Path(self.workload)
         return found | (hash_files([path]) if path.is_file() else {})
 
+    def check(self) -> None:
+        if self.runs < 5:
+            raise UsageError(
+                "too-few-runs",
+                f"--runs is {self.runs}",
+                why="a comparison needs at least 5 runs on each side",
+                hint="--runs 5",
+            )
+
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
+        """The workload, or the results, can be read, and no request is longer than the engines hold."""
+        from delivery.bench.plan import check_lengths
+        from delivery.gate.imports import read_results
+        from delivery.steps.sizes import longest
+
+        if self.results:
+            for name in self.results:
+                read_results(Path(name))
+            return
+        workload = self._workload()
+        if self.runtime:
+            return
+        if limit := longest(inputs):
+            check_lengths(workload, *limit)
+        if self.kv_tokens:
+            hint = f"--kv-tokens {self._reserved(kv_tokens=0)}"
+            check_lengths(workload, "both sides reserve KV tokens:", self.kv_tokens, hint)
+
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
+        """Every engine in a process of its own, both at once where there are two."""
+        from delivery.steps.sizes import loaded, with_runtime
+
+        if self.results or self.runtime:
+            return None
+        sides = [r for r in ("engine", "baseline_engine") if inputs.get(r)]
+        found = [loaded(inputs, role, self._reserved(self.kv_tokens), device) for role in sides]
+        if not found or found[0] is None:
+            return None
+        needed = found[0].beside(found[1] or found[0]) if len(found) > 1 else found[0]
+        return with_runtime(needed, device, processes=len(found))
+
+    def _reserved(self, kv_tokens: int) -> int:
+        """Tokens of KV cache that each side reserves."""
+        from delivery.bench.plan import engine_options
+
+        options = engine_options(self._workload(), kv_tokens)
+        return options["cache_max_entry_count"] * options["block_size"]
+
     def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
         """The stored baseline's engine, to run beside.
 
@@ -153,7 +211,9 @@ class Compare:
 
     def run(self, ctx: StepContext) -> None:
         if self.results:
-            self._write(ctx, *self._imported())
+            from delivery.bench.measured import imported
+
+            self._write(ctx, *imported(self.results, self.runtime_name), 0)
             return
         from delivery.bench.paired import measure_alone, measure_pairs
         from delivery.bench.plan import engine_options, offered_rate
@@ -183,27 +243,6 @@ class Compare:
         reserved = options["cache_max_entry_count"] * options["block_size"]
         named = {"name": workload.name, **workload.to_json()}
         self._write(ctx, made, named, reserved, offered_rate(workload))
-
-    def _imported(self) -> tuple[Measured, dict[str, Any], int]:
-        """The runs in `results`; what identifies their workload is how many tokens each request had."""
-        import hashlib
-
-        from delivery.bench.disturbance import Disturbance
-        from delivery.bench.measured import Measured, Side
-        from delivery.gate.imports import read_results
-
-        found = [read_results(Path(name)) for name in self.results]
-        runs = tuple(tuple(run) for _, each in found for run in each)
-        lengths = [[r.prompt_tokens, r.output_tokens] for r in runs[0]]
-        side = Side(
-            runs=runs,
-            disturbances=(Disturbance(),) * len(runs),
-            memory=None,
-            runtime=self.runtime_name or found[0][0],
-            load_s=None,
-        )
-        digest = hashlib.sha256(canonical_json(lengths).encode()).hexdigest()
-        return Measured(side), {"name": "imported", "requests": len(lengths), "lengths": digest}, 0
 
     def _write(
         self,
@@ -290,11 +329,4 @@ class Compare:
     def _workload(self) -> Workload:
         from delivery.bench import load_workload
 
-        if self.runs < 5:
-            raise UsageError(
-                "too-few-runs",
-                f"--runs is {self.runs}",
-                why="a comparison needs at least 5 runs on each side",
-                hint="--runs 5",
-            )
         return load_workload(self.workload).with_arrival(rate=self.rate or None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from delivery.artifact import Kind
-from delivery.steps.step import Known, StepContext, param, step
+from delivery.steps.step import Known, Peak, StepContext, param, step
 
 if TYPE_CHECKING:
     from delivery.checkpoint.canonical import Canonical
@@ -78,7 +78,7 @@ class Convert:
     def external(self) -> Mapping[str, str]:
         return self._model().digests()
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         """The architecture is known and, where headers tell, every tensor that it needs is there."""
         from delivery.checkpoint.complete import check_complete, check_width
 
@@ -90,9 +90,9 @@ class Convert:
         local = self._model().local
         return None if local is None else self._open(local).outline()
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
         local = self._model().local
-        return None if local is None else _RUNTIME_BYTES + self._open(local).peak_bytes
+        return None if local is None else Peak(_RUNTIME_BYTES + self._open(local).peak_bytes)
 
     def _model(self) -> Model:
         from delivery.checkpoint.fetch import locate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.corpus import bare as bare_corpora
-from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, Peak, StepContext, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.engine import LLM
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MEASUREMENT = "evaluate.json"
 _BLOCK = 64
+_STEP_TOKENS = 512
 # What holds unless the pipeline's `gate: limits:` says otherwise.
 _LIMITS: Mapping[str, Any] = {
     "perplexity_ratio": 1.15,
@@ -101,19 +102,19 @@ class Evaluate:
 
             check_installed()
 
-    def preflight(self, inputs: Known) -> None:
-        """The tasks can be read, the corpora are there, and a window is no longer than the models allow."""
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
+        """Tasks and corpora can be read, text is held out, no window is longer than the models allow."""
         from delivery.bench.tasks import read_task
-        from delivery.corpus import parse
+        from delivery.corpus import check_heldout
 
-        parse(self.corpus)
+        check_heldout(self.corpus)
         for task in self.tasks:
             read_task(Path(task))
         self._check_lengths(inputs)
 
     def _check_lengths(self, inputs: Known) -> None:
         from delivery.errors import UsageError
-        from delivery.steps.build import longest
+        from delivery.steps.sizes import longest
 
         limit = longest(inputs)
         if limit is None:
@@ -131,12 +132,15 @@ class Evaluate:
                     hint=f"{option} {most - before} or less",
                 )
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
         """Both models at once."""
-        from delivery.steps.build import RUNTIME_BYTES, loaded_bytes
+        from delivery.steps.sizes import loaded, with_runtime
 
-        engine, source = (loaded_bytes(inputs, r, self._kv_blocks() * _BLOCK) for r in ("engine", "source"))
-        return None if engine is None or source is None else RUNTIME_BYTES + engine + source
+        engine, source = (
+            loaded(inputs, role, self._kv_blocks() * _BLOCK, device, max_num_batched_tokens=_STEP_TOKENS)
+            for role in ("engine", "source")
+        )
+        return None if engine is None or source is None else with_runtime(engine.beside(source), device)
 
     def _kv_blocks(self) -> int:
         return -(-(self.window_tokens + self.bleu_tokens) // _BLOCK) * 9
@@ -153,7 +157,7 @@ class Evaluate:
             "seed": ctx.seed,
             "cache_max_entry_count": self._kv_blocks(),
             "block_size": _BLOCK,
-            "max_num_batched_tokens": 512,
+            "max_num_batched_tokens": _STEP_TOKENS,
         }
         corpora: dict[str, Any] = {}
         with (

@@ -139,7 +139,7 @@ class Package:
                     hint=did_you_mean(name, checks),
                 )
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         """Every check that is required has judged, or will have."""
         judged = {ahead.step for ahead in inputs.get("report", ())}
         missing = [name for name in self.require if name not in judged]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from delivery.artifact import Kind
 from delivery.errors import UsageError
 from delivery.quantization import scheme_names
-from delivery.steps.step import Input, Known, StepContext, fields_of, outline_of, param, step, takes
+from delivery.steps.step import Input, Known, Peak, StepContext, fields_of, outline_of, param, step, takes
 
 if TYPE_CHECKING:
     from delivery.checkpoint.outline import Outline
@@ -139,9 +139,11 @@ class Quantize:
                 hint="leave one of them out",
             )
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         from delivery.quantization.patterns import check_patterns, parse_patterns, parse_recipe
 
+        if device == "cuda":
+            self._check_hardware()
         outline = outline_of(inputs, "checkpoint")
         if outline is None:
             return
@@ -156,7 +158,7 @@ class Quantize:
         """The float model's with the size that it will have; its tensors' names are left as they are."""
         from delivery.checkpoint.outline import Foretold
         from delivery.quantization.memory import quantized_bytes
-        from delivery.steps.calibrate import config_of
+        from delivery.steps.ahead import config_of
 
         source = outline_of(inputs, "checkpoint")
         config = config_of(source)
@@ -169,7 +171,6 @@ class Quantize:
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
-        from delivery.quantization.hardware import check_hardware
         from delivery.quantization.job import Job
         from delivery.quantization.layers_file import write_layers
         from delivery.quantization.memory import gigabytes
@@ -179,8 +180,8 @@ class Quantize:
         self.check()
         checkpoint = Checkpoint.open(ctx.input("checkpoint").path)
         config, wishes, plan, form = self._plan(checkpoint, ctx.has("calibration"))
-        if ctx.device.startswith("cuda"):
-            check_hardware(scheme.storage for scheme in plan.schemes())
+        if ctx.device == "cuda":
+            self._check_hardware()
         for note in plan.notes():
             ctx.finding("info", note)
         job = Job(
@@ -218,15 +219,22 @@ class Quantize:
         ctx.metric("worst_layer_relative_error", report.worst()["relative_error"], "ratio", "lower")
         report.check(self.max_layer_error)
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
-        from delivery.quantization.memory import predict_peak_bytes
-        from delivery.steps.calibrate import config_of, sizes_of
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
+        from delivery.steps.ahead import config_of
+        from delivery.steps.sizes import layer_by_layer, sizes_of
 
         config = config_of(outline_of(inputs, "checkpoint"))
         if config is None:
             return None
         tokens, longest = sizes_of(inputs.get("calibration", ()))
-        return predict_peak_bytes(config, tokens, longest, gram=tokens > 0)
+        return layer_by_layer(config, tokens, longest, gram=tokens > 0, device=device)
+
+    def _check_hardware(self) -> None:
+        """Raises EnvironmentLacking `gpu-too-old`."""
+        from delivery.quantization.hardware import check_schemes
+        from delivery.quantization.patterns import SKIP, parse_recipe
+
+        check_schemes(sorted({self.scheme, *parse_recipe(self.recipe).values()} - {SKIP}))
 
     def _is_usual(self) -> bool:
         """Whether the settings leave it to the scheme how weights are stored: that fits every model.

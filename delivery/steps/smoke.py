@@ -13,7 +13,7 @@ from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
 from delivery.errors import UsageError, did_you_mean
 from delivery.resources import resource
-from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, path_of, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, Peak, StepContext, param, path_of, step, takes
 
 if TYPE_CHECKING:
     from delivery.gate.baseline import Snapshot
@@ -75,10 +75,10 @@ class Smoke:
     def external(self) -> Mapping[str, str]:
         return hash_files(self._paths()) | code_in_key()
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         """The suites can be read, and no prompt is longer than the models allow."""
         from delivery.checkpoint import Checkpoint
-        from delivery.steps.build import longest
+        from delivery.steps.sizes import longest
 
         suites = self._read()
         path = path_of(inputs, "source") or path_of(inputs, "engine")
@@ -100,12 +100,12 @@ class Smoke:
                         hint="other --suites, or build --max-session-len",
                     )
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
         """The larger of the two that are asked, one after the other."""
-        from delivery.steps.build import RUNTIME_BYTES, loaded_bytes
+        from delivery.steps.sizes import loaded, with_runtime
 
-        engine, source = (loaded_bytes(inputs, r, _KV_BLOCKS * _BLOCK) for r in ("engine", "source"))
-        return None if engine is None else RUNTIME_BYTES + max(engine, source or 0)
+        engine, source = (loaded(inputs, r, _KV_BLOCKS * _BLOCK, device) for r in ("engine", "source"))
+        return None if engine is None else with_runtime(engine.or_else(source or engine), device)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts

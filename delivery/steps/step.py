@@ -12,11 +12,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from delivery.artifact import Artifact, Digests, Json, Kind
+from delivery.steps.ahead import Ahead as Ahead
+from delivery.steps.ahead import Known as Known
+from delivery.steps.ahead import Peak as Peak
+from delivery.steps.ahead import outline_of as outline_of
+from delivery.steps.ahead import path_of as path_of
 
 if TYPE_CHECKING:
     from delivery.checkpoint.outline import Outline
@@ -138,42 +142,6 @@ class JudgeContext(Protocol):
     def has(self, role: str) -> bool: ...
 
 
-class Ahead:
-    """An input as far as it is known before the step runs, which may be before the input is there.
-
-    step: name of the step that makes it. params: what that step is told. path: its folder; None while it
-    is not there.
-    """
-
-    def __init__(
-        self,
-        step: str,
-        params: Mapping[str, Any],
-        path: Path | None = None,
-        foretell: Callable[[], Outline | None] = lambda: None,
-    ) -> None:
-        self.step = step
-        self.params = params
-        self.path = path
-        self._foretell = foretell
-
-    @cached_property
-    def outline(self) -> Outline | None:
-        """Config and headers of a checkpoint, as it lies there or as its step foretells it.
-
-        None where they are not known yet. Raises what opening a checkpoint raises.
-        """
-        if self.path is not None:
-            from delivery.checkpoint import Checkpoint
-
-            return Checkpoint.open(self.path)
-        return self._foretell()
-
-
-# Role → what is known of its artifacts; a role that is bound to nothing is missing.
-Known = Mapping[str, Sequence[Ahead]]
-
-
 class PartnerContext(Protocol):
     """What a step may look at to name further inputs; `inputs` are digests of those it was given."""
 
@@ -208,8 +176,8 @@ class Step(Protocol):
     def check(self) -> None:
         """Raise UsageError for values that cannot work whatever the inputs are. Without torch, in no time."""
 
-    def preflight(self, inputs: Known) -> None:
-        """Raise for values that cannot work with these inputs, as far as those are known.
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
+        """Raise for values that cannot work with these inputs on 'cpu' or 'cuda', as far as they are known.
 
         Called before anything of a run is computed, again when an input that was not known has been made,
         and when the step is run alone. From configs and headers only; no weight is read.
@@ -227,8 +195,9 @@ class Step(Protocol):
         """Role → digest of what an optional role left open would best be, where the store has it."""
         ...
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
-        """Peak memory foretold from config and headers alone, without torch; None when unknown."""
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
+        """Peak memory on 'cpu' or 'cuda', foretold from config and headers alone, without torch; None when
+        unknown."""
         ...
 
 
@@ -273,28 +242,16 @@ def step(cls: type[T]) -> type[T]:
             setattr(cls, name, value)
     for name, method in (
         ("check", lambda self: None),
-        ("preflight", lambda self, inputs: None),
+        ("preflight", lambda self, inputs, device="cpu": None),
         ("outline", lambda self, inputs: None),
         ("external", lambda self: {}),
         ("partners", lambda self, ctx: {}),
-        ("predict_peak_bytes", lambda self, inputs: None),
+        ("predict_peak", lambda self, inputs, device="cpu": None),
     ):
         if not hasattr(cls, name):
             setattr(cls, name, method)
     fields_of(cls)
     return cls
-
-
-def outline_of(inputs: Known, role: str) -> Outline | None:
-    """The outline of the one checkpoint in a role; None where it is not bound or not known."""
-    found = inputs.get(role, ())
-    return found[0].outline if found else None
-
-
-def path_of(inputs: Known, role: str) -> Path | None:
-    """The folder of the one artifact in a role; None where it is not bound or not there."""
-    found = inputs.get(role, ())
-    return found[0].path if found else None
 
 
 def is_check(cls: type[Any]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_tokenizer import Characters
 
-from delivery.corpus import heldout, heldout_windows, parse
+from delivery.corpus import check_heldout, heldout, heldout_windows, parse
 from delivery.errors import DataError, UsageError
 
 
@@ -59,3 +59,14 @@ def test_no_held_out_text(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": "a"}))
     with pytest.raises(DataError, match=r"one.jsonl has no held-out text"):
         list(heldout_windows(str(tmp_path / "one.jsonl"), Characters(bos=False), 1, 40))
+
+
+def test_what_holds_nothing_out_is_seen_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a single document of a few words")
+    (tmp_path / "broken.jsonl").write_text("{not json\n")
+    check_heldout("legal,technical")
+    check_heldout("wikitext2")  # a set of a Hub: only asked when it is used
+    with pytest.raises(DataError, match=r"corpus one\.txt has no held-out text"):
+        check_heldout(f"legal,{tmp_path / 'one.txt'}")
+    with pytest.raises(DataError, match="broken"):
+        check_heldout(str(tmp_path / "broken.jsonl"))

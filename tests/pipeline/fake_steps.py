@@ -13,7 +13,7 @@ from typing import ClassVar
 from delivery.artifact import Kind, hash_file
 from delivery.errors import DataError, UsageError
 from delivery.gate.report import Finding, Metric, Report, Verdict
-from delivery.steps.step import Input, JudgeContext, Known, StepContext, param, path_of, step, takes
+from delivery.steps.step import Input, JudgeContext, Known, Peak, StepContext, param, path_of, step, takes
 
 
 def count(name: str) -> None:
@@ -116,16 +116,19 @@ class Shrink:
         if self.fail == "bug":
             raise TypeError("a bug of this step")
 
-    def preflight(self, inputs: Known) -> None:
+    def preflight(self, inputs: Known, device: str = "cpu") -> None:
         if self.mode == "slow" and inputs["checkpoint"][0].params.get("words") == 13:
             raise UsageError("bad-words", "13 words cannot be made smaller slowly", hint="words: 12")
         folder = path_of(inputs, "checkpoint")
         if folder is not None and self.limit is not None and len(list(folder.iterdir())) > self.limit:
             raise UsageError("too-many", f"{folder.name} has more than {self.limit} files")
 
-    def predict_peak_bytes(self, inputs: Known) -> int | None:
+    def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
         folder = path_of(inputs, "checkpoint")
-        return None if folder is None else 10 * sum(p.stat().st_size for p in folder.iterdir())
+        if folder is None:
+            return None
+        size = sum(p.stat().st_size for p in folder.iterdir())
+        return Peak(10 * size, 2 * size if device == "cuda" else 0)
 
 
 @step

@@ -69,12 +69,18 @@ def test_a_plan_for_a_device_that_is_not_here(pipeline_file, store, without_gpu)
 
 def test_what_is_made_already_is_known_though_the_device_is_not_here(pipeline_file, store, go, without_gpu):
     go()
+    size = sum(p.stat().st_size for p in (store.workdir / "latest/make").resolve().iterdir())
     rows = plan(loaded(pipeline_file, "defaults.device=cuda"), store)
     assert [(r.status, r.why) for r in rows][:3] == [
         ("cached", ""),
         ("run", "unknown without its device"),
         ("run", "after shrink"),
     ]
+    # What it takes of the card is foretold all the same, apart from the host's memory.
+    told = rows[1].to_json()
+    assert (told["predicted_peak_bytes"], told["predicted_gpu_bytes"]) == (10 * size, 2 * size)
+    assert ", GPU " in table(rows)
+    assert plan(loaded(pipeline_file), store)[1].to_json()["predicted_gpu_bytes"] == 0
 
 
 def test_the_hint_for_a_missing_gpu_fits_a_pipeline(go, trace, without_gpu):

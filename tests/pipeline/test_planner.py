@@ -30,7 +30,7 @@ def test_after_a_run_it_touches_nothing(pipeline_file, store, go):
     before = snapshot(store.workdir)
     made = rows(pipeline_file, store)
     assert [r.status for r in made] == ["cached", "cached", "cached", "judge", "cached"]
-    assert made[1].predicted_peak_bytes == 10 * sum(
+    assert made[1].peak.host_bytes == 10 * sum(
         p.stat().st_size for p in (store.workdir / "latest/make").resolve().iterdir()
     )
     assert snapshot(store.workdir) == before
@@ -44,7 +44,7 @@ def test_it_says_why_a_step_runs_again(pipeline_file, store, go):
         ("run", "group_size 64 → 32"),
         ("run", "after shrink"),
     ]
-    assert made[1].predicted_peak_bytes
+    assert made[1].peak
     assert "group_size 64 → 32" in table(made)
     assert rows(pipeline_file, store, force=["make"])[0].why == "forced"
     assert [r.id for r in rows(pipeline_file, store, stages=["shrink"])] == ["make", "shrink"]

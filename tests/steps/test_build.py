@@ -40,10 +40,10 @@ def test_shrunken_sessions_are_said(tiny_checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_peak_is_foretold(tiny_checkpoint: Path) -> None:
-    predicted = Build().predict_peak_bytes({"checkpoint": [Ahead("convert", {}, tiny_checkpoint)]})
+    predicted = Build().predict_peak({"checkpoint": [Ahead("convert", {}, tiny_checkpoint)]})
     assert predicted is not None
-    assert predicted > (tiny_checkpoint / "model.safetensors").stat().st_size
-    assert Build().predict_peak_bytes({}) is None
+    assert predicted.host_bytes > (tiny_checkpoint / "model.safetensors").stat().st_size
+    assert Build().predict_peak({}) is None
 
 
 def test_step_is_found_by_name() -> None:

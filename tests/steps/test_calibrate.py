@@ -144,11 +144,11 @@ def test_bad_sizes_and_texts_are_refused(model: Path, tmp_path: Path) -> None:
 def test_the_peak_is_foretold_from_the_config(model: Path) -> None:
     small = step(Path("legal"))
     large = step(Path("legal"), samples=8000, sequence_length=256)
-    assert small.predict_peak_bytes({}) is None
-    few, many = (s.predict_peak_bytes({"checkpoint": [Ahead("convert", {}, model)]}) for s in (small, large))
+    assert small.predict_peak({}) is None
+    few, many = (s.predict_peak({"checkpoint": [Ahead("convert", {}, model)]}) for s in (small, large))
     assert few is not None
     assert many is not None
-    assert many > few + 8000 * 256 * 128 * 4 * 0.9
+    assert many.host_bytes > few.host_bytes + 8000 * 256 * 128 * 4 * 0.9
 
 
 def test_samples_are_no_longer_than_the_model_was_made_for(model: Path, corpus: Path, tmp_path: Path) -> None:

@@ -88,11 +88,11 @@ def test_what_enters_the_cache_key(tiny_checkpoint: Path) -> None:
 
 
 def test_peak_is_foretold_without_torch(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    assert Convert(model="demo", download_dir=str(tmp_path)).predict_peak_bytes({}) is None
+    assert Convert(model="demo", download_dir=str(tmp_path)).predict_peak({}) is None
     code = (
         "import sys; from delivery.steps.convert import Convert;"
-        "peak = Convert(model=sys.argv[1]).predict_peak_bytes({});"
-        "assert peak > 3e8 and 'torch' not in sys.modules"
+        "peak = Convert(model=sys.argv[1]).predict_peak({});"
+        "assert peak.host_bytes > 3e8 and 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tiny_checkpoint)], check=False).returncode == 0
 

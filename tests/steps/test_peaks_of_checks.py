@@ -32,15 +32,16 @@ def known(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 def test_peaks(known: dict[str, Known]) -> None:
     for step in (Smoke(), Evaluate()):
-        made, foretold = (step.predict_peak_bytes(known[k]) for k in ("made", "foretold"))
+        made, foretold = (step.predict_peak(known[k]) for k in ("made", "foretold"))
         assert made is not None
         assert foretold is not None
-        assert 450e6 < made < 600e6
-        assert abs(made / foretold - 1) < 0.05
-        assert step.predict_peak_bytes({}) is None
-    more = Evaluate(window_tokens=4096).predict_peak_bytes(known["made"])
+        assert 450e6 < made.host_bytes < 600e6
+        assert abs(made.host_bytes / foretold.host_bytes - 1) < 0.05
+        assert made.gpu_bytes == 0
+        assert step.predict_peak({}) is None
+    more = Evaluate(window_tokens=4096).predict_peak(known["made"])
     assert more is not None
-    assert more > 480e6
+    assert more.host_bytes > 480e6
 
 
 @pytest.mark.parametrize("when", ["made", "foretold"])

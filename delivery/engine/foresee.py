@@ -1,0 +1,66 @@
+"""About what a process takes that holds an engine, before there is one: from the config alone. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delivery.engine.need import need, recorded_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from delivery.engine.options import EngineOptions
+    from delivery.model.config import ModelConfig
+
+CPU_RUNTIME_BYTES = 450_000_000
+"""Python with torch and numba, before a weight is read (measured)."""
+HOST_RUNTIME_BYTES = 1_600_000_000
+"""The same beside a GPU: torch's CUDA libraries, the driver's context, compiled kernels."""
+GPU_RUNTIME_BYTES = 800_000_000
+"""What the driver holds of a GPU for one process outside the allocator: context, kernels, recordings."""
+_STEP_TOKENS = 512
+_CPU_ITEM, _GPU_ITEM = 4, 2
+_KV_BITS = {"auto": 16, "int8": 8, "fp8": 8, "int4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Bytes of a loaded model: in the process, and on the GPU, without what every process takes."""
+
+    host_bytes: int
+    gpu_bytes: int = 0
+
+    def beside(self, other: Loaded) -> Loaded:
+        """Both at once."""
+        return Loaded(self.host_bytes + other.host_bytes, self.gpu_bytes + other.gpu_bytes)
+
+    def or_else(self, other: Loaded) -> Loaded:
+        """One after the other: the larger of each."""
+        return Loaded(max(self.host_bytes, other.host_bytes), max(self.gpu_bytes, other.gpu_bytes))
+
+
+def loaded(
+    config: ModelConfig, stored_bytes: int, *, device: str, kv_tokens: int, options: EngineOptions, wide: bool
+) -> Loaded:
+    """stored_bytes: of the weights in their file. wide: they are in 16 bits there, and computed with in
+    float32 on a CPU. kv_tokens: that the cache holds."""
+    if device == "cpu":
+        heads = config.num_layers * 2 * config.num_kv_heads * config.head_dim
+        logits = 2 * _STEP_TOKENS * config.vocab_size * _CPU_ITEM
+        return Loaded(stored_bytes * (2 if wide else 1) + kv_tokens * heads * _CPU_ITEM + logits)
+    sequences, tokens = options.sequences(device), options.batched_tokens(device)
+    wanted = need(
+        config,
+        weights_bytes=stored_bytes,
+        block_size=options.block_size,
+        token_head_bytes=config.head_dim * _KV_BITS[options.kv] // 8,
+        tokens=tokens,
+        sequences=sequences,
+        max_model_len=options.max_model_len or config.max_position,
+        item_bytes=_GPU_ITEM,
+        state_bytes=state_bytes(config, sequences, _GPU_ITEM),
+        graph_bytes=recorded_bytes(config, tokens, sequences, _GPU_ITEM),
+    )
+    fixed = wanted.weights_bytes + wanted.peak_bytes + wanted.overhead_bytes + wanted.state_bytes
+    blocks = -(-kv_tokens // options.block_size)
+    # A block's weights pass through the host's memory on their way.
+    return Loaded(stored_bytes // max(1, config.num_layers), fixed + blocks * wanted.block_bytes)
