@@ -28,7 +28,7 @@ def check_installed() -> None:
     if find_spec("lm_eval") is None:
         raise EnvironmentLacking(
             "harness-missing",
-            "tasks of lm-evaluation-harness are asked for, and it is not installed",
+            "tasks of lm-evaluation-harness are requested, but it is not installed",
             hint="pip install lm-eval",
         )
 

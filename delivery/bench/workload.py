@@ -211,7 +211,7 @@ def read_trace(path: Path) -> list[tuple[float, int, int]]:
 def _with_trace(workload: Workload) -> Workload:
     path = workload.trace_path
     if not path.is_file():
-        raise DataError("bad-trace", f"the trace {path} is not there", hint="give its path in shape.file")
+        raise DataError("bad-trace", f"the trace {path} does not exist", hint="give its path in shape.file")
     count = workload.requests or len(read_trace(path))
     return replace(workload, trace_sha256=hash_file(path).sha256, requests=count)
 

@@ -70,8 +70,8 @@ class BinSource:
                 if name in homes:
                     raise DataError(
                         "tensor-twice",
-                        f"tensor {name!r} stands in two shards",
-                        why=f"{homes[name]} and {shard} both hold it",
+                        f"tensor {name!r} occurs in two shards",
+                        why=f"{homes[name]} and {shard} both contain it",
                     )
                 homes[name] = shard
         if isinstance(index, dict) and (wrong := {n for n, s in index.items() if homes.get(n) != s}):
@@ -102,7 +102,7 @@ class BinSource:
             if not (self.path / shard).is_file():
                 raise DataError(
                     "shard-missing",
-                    f"{shard} is not there",
+                    f"{shard} does not exist",
                     why=f"{INDEX} names it",
                     hint="get the file from the source of the checkpoint",
                 )

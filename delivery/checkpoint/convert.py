@@ -32,7 +32,7 @@ def open_source(
     if not path.exists():
         raise DataError(
             "checkpoint-missing",
-            f"{path} is not there",
+            f"{path} does not exist",
             why="--model takes a path, demo, a Hub id or a URL",
             hint="deliver convert --model demo",
         )

@@ -20,7 +20,7 @@ _MAX_JSON_BYTES = 256 << 20
 def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
     """A JSON object from a file. Raises DataError `json-damaged`; a missing file is {}.
 
-    unique: refuse a key that stands twice in one object, where readers would differ on which counts.
+    unique: refuse a key that occurs twice in one object, where readers would differ on which counts.
     """
     if not path.is_file():
         return {}
@@ -44,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands twice")
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} occurs twice")
     return out
 
 
@@ -56,14 +56,14 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise DataError(
             "checkpoint-missing",
-            f"{directory} is no checkpoint",
+            f"{directory} is not a checkpoint",
             why="a Hugging Face model directory is expected" + (", got a file" if directory.exists() else ""),
             hint="deliver convert --model MODEL --out DIR",
         )
     if not (directory / CONFIG).is_file():
         raise DataError(
             "config-missing",
-            f"{directory} is no checkpoint",
+            f"{directory} is not a checkpoint",
             why=f"it has no {CONFIG}",
             hint="give the directory that holds config.json and the weights",
         )
@@ -107,7 +107,7 @@ def _indexed(directory: Path, index: Mapping[str, Any]) -> dict[str, TensorInfo]
             count = sum(v == shard for v in weight_map.values())
             raise DataError(
                 "shard-missing",
-                f"{shard} is not there",
+                f"{shard} does not exist",
                 why=f"{INDEX} says that it holds {count} tensors",
                 hint="get the file from the source of the checkpoint",
             )
@@ -115,8 +115,8 @@ def _indexed(directory: Path, index: Mapping[str, Any]) -> dict[str, TensorInfo]
             if name in infos:
                 raise DataError(
                     "tensor-twice",
-                    f"tensor {name!r} stands in two shards",
-                    why=f"{infos[name].shard} and {shard} both hold it",
+                    f"tensor {name!r} occurs in two shards",
+                    why=f"{infos[name].shard} and {shard} both contain it",
                 )
             if weight_map.get(name) != shard:
                 said = f"in {weight_map[name]}" if name in weight_map else "nowhere"

@@ -125,7 +125,7 @@ class GgufFile:
             for size in shape:
                 elements *= size
             if not shape or shape[-1] % block:
-                raise self._damaged(f"rows of tensor {name!r}, {shape}, are no multiple of {block}")
+                raise self._damaged(f"rows of tensor {name!r}, {shape}, are not a multiple of {block}")
             found.append((name, kind.name, shape, offset, elements // block * block_bytes))
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -134,7 +134,7 @@ class GgufFile:
         tensors: dict[str, GgufTensor] = {}
         for name, kind_name, shape, offset, size_bytes in found:
             if name in tensors:
-                raise self._damaged(f"tensor {name!r} stands twice")
+                raise self._damaged(f"tensor {name!r} occurs twice")
             if start + offset + size_bytes > len(self._map):
                 raise DataError(
                     "shard-truncated",

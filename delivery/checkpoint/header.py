@@ -87,7 +87,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             file_bytes = os.fstat(stream.fileno()).st_size
             text = _header_text(path, stream.read(_LENGTH_BYTES), file_bytes, stream)
     except FileNotFoundError as error:
-        raise DataError("shard-missing", f"{path.name} is not there", why=f"expected {path}") from error
+        raise DataError("shard-missing", f"{path.name} does not exist", why=f"expected {path}") from error
     data_start = _LENGTH_BYTES + len(text)
     entries = _parse(path, text)
     infos = {name: _entry(path, name, entry, data_start) for name, entry in entries.items()}
@@ -125,7 +125,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) != len(pairs):
-            raise ValueError("a name stands twice")
+            raise ValueError("a name occurs twice")
         return out
 
     try:
@@ -145,7 +145,7 @@ def _entry(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _damaged(path, f"tensor {name!r} has the unknown dtype {dtype!r:.40}")
     if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _damaged(path, f"the shape of tensor {name!r} is no list of counts")
+        raise _damaged(path, f"the shape of tensor {name!r} is not a list of counts")
     if not _counts(offsets) or len(offsets) != 2:
         raise _damaged(path, f"data_offsets of tensor {name!r} are not two counts")
     begin, end = offsets

@@ -76,7 +76,7 @@ def _quantization(entry: Mapping[str, Any] | None) -> str:
     words += [f"{entry['bits']} bits"] if entry.get("bits") else []
     words += [f"group size {entry['group_size']}"] if entry.get("group_size") else []
     words += [f"KV cache of {entry['kv_cache']} bits"] if entry.get("kv_cache") else []
-    words += [f"{len(entry['plain_layers'])} layers left plain"] if entry.get("plain_layers") else []
+    words += [f"{len(entry['plain_layers'])} layers left unquantised"] if entry.get("plain_layers") else []
     return ", ".join(words)
 
 

@@ -91,7 +91,7 @@ def _class(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         if not module.startswith(_ROOMS):
-            raise ImportError(f"{path!r} is no class of this package")
+            raise ImportError(f"{path!r} is not a class of this package")
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise DataError(
@@ -101,7 +101,7 @@ def _class(path: str) -> Any:
             hint="deliver build",
         ) from error
     if not dataclasses.is_dataclass(found):
-        raise DataError("engine-damaged", f"{path} is no layer form", hint="deliver build")
+        raise DataError("engine-damaged", f"{path} is not a layer form", hint="deliver build")
     return found
 
 

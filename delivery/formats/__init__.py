@@ -71,7 +71,7 @@ def check_export(name: str, layers: Mapping[str, QTensor | None], kv: str | None
     if reason is not None:
         raise UsageError(
             "format-refuses",
-            f"format {name} cannot hold what was asked for",
+            f"format {name} cannot represent what was requested",
             why=reason,
             hint="another --format or other settings; deliver explain format-refuses",
         )

@@ -23,13 +23,13 @@ def why_not_integers(q: QTensor, bits: tuple[int, ...]) -> str | None:
     if q.qdata.dtype not in (torch.int8, torch.uint8):
         return f"weights are {short(q.qdata.dtype)}; this format holds integers"
     if q.outliers is not None:
-        return "outliers are kept at 6 bits; only the engine's own format (deliver) has a place for them"
+        return "outliers are kept at 6 bits; only the engine's own format (deliver) can store them"
     if q.bits not in bits:
         return f"weights have {q.bits} bits; this format holds {' or '.join(map(str, bits))}"
     if q.block_size is not None:
         return "scales belong to blocks of rows and columns; this format has groups of input features"
     if q.group_size != -1 and q.shape[1] % q.group_size and q.g_idx is None:
-        return f"{q.shape[1]} input features are no multiple of the group size {q.group_size}"
+        return f"{q.shape[1]} input features are not a multiple of the group size {q.group_size}"
     return None
 
 
@@ -37,7 +37,7 @@ def why_not_blocks(q: QTensor) -> str | None:
     """A reason where blocks cut the input features unevenly: activations are quantised block by block too."""
     if q.block_size is None or q.shape[1] % q.block_size == 0:
         return None
-    return f"{q.shape[1]} input features are no multiple of the block size {q.block_size}"
+    return f"{q.shape[1]} input features are not a multiple of the block size {q.block_size}"
 
 
 def why_not_half_scales(q: QTensor) -> str | None:

@@ -60,7 +60,7 @@ def unpack(prefix: str, get: Get, has: Has, quantization_config: Mapping[str, An
     columns, outputs = words.shape[0], words.shape[1] * 8
     groups = scales.shape[0]
     if columns % groups:
-        raise wrong(f"{prefix}.scales", f"{columns} input features cannot be cut into {groups} groups")
+        raise wrong(f"{prefix}.scales", f"{columns} input features cannot be split into {groups} groups")
     expect_shape(f"{prefix}.scales", scales, (groups, outputs))
     zeros = read(get, has, f"{prefix}.qzeros", (torch.int32,), 2)
     expect_shape(f"{prefix}.qzeros", zeros, (groups, outputs // 8))
@@ -97,14 +97,14 @@ def why_not(q: QTensor) -> str | None:
     if q.g_idx is not None:
         return "input features are reordered (g_idx); AWQ's groups are consecutive"
     if q.shape[0] % 8:
-        return f"{q.shape[0]} output features are no multiple of 8, and 8 share a word"
+        return f"{q.shape[0]} output features are not a multiple of 8, and 8 share a word"
     return why_not_half_scales(q)
 
 
 def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
-    """None, or a sentence saying why these layers cannot stand in one checkpoint."""
+    """None, or a sentence saying why these layers cannot share one checkpoint."""
     if kv is not None:
-        return f"the format has no place for the scales of a KV cache in {kv}"
+        return f"the format cannot store the scales of a KV cache in {kv}"
     if reason := first_reason(layers, why_not):
         return reason
     if reason := one_setting(layers, "group size", lambda q: q.group_size):
@@ -112,7 +112,7 @@ def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
     for name in (*plain(layers), *beside(layers)):
         for prefix in quantised(layers):
             if name in prefix:
-                return f"{name} stays plain, and by substring its name would exclude {prefix} too"
+                return f"{name} stays unquantised, and as a substring its name would exclude {prefix} too"
     return None
 
 

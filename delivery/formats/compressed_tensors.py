@@ -120,7 +120,7 @@ def why_not(q: QTensor) -> str | None:
 
 
 def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
-    """None, or a sentence saying why these layers cannot stand in one checkpoint."""
+    """None, or a sentence saying why these layers cannot share one checkpoint."""
     return why_not_kv(kv) or first_reason(layers, why_not)
 
 
@@ -163,7 +163,7 @@ def _unpack_packed(prefix: str, get: Get, has: Has, group: Mapping[str, Any]) ->
     count = scale.shape[1]
     expect_shape(f"{prefix}.weight_scale", scale, (rows, count))
     if columns % count:
-        raise wrong(f"{prefix}.weight_scale", f"{columns} input features cannot be cut into {count} groups")
+        raise wrong(f"{prefix}.weight_scale", f"{columns} input features cannot be split into {count} groups")
     qdata = unpack_last(words, bits, columns)
     zero_point = None
     if has(f"{prefix}.weight_zero_point"):

@@ -107,12 +107,12 @@ def why_not(q: QTensor) -> str | None:
     if q.qdata.dtype not in (torch.int8, torch.uint8) or q.bits not in PACKABLE:
         return f"weights are {q.bits} bits of {short(q.qdata.dtype)}; this format holds integers"
     if q.group_size != -1 and q.shape[1] % q.group_size:
-        return f"{q.shape[1]} input features are no multiple of the group size {q.group_size}"
+        return f"{q.shape[1]} input features are not a multiple of the group size {q.group_size}"
     return None
 
 
 def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
-    """None, or a sentence saying why these layers cannot stand in one checkpoint."""
+    """None, or a sentence saying why these layers cannot share one checkpoint."""
     if kv is not None:
         return "the bundled engine forms the scales of a quantised KV cache itself: ask for it when serving"
     return first_reason(layers, why_not)

@@ -85,7 +85,7 @@ def why_not(q: QTensor) -> str | None:
 
 
 def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
-    """None, or a sentence saying why these layers cannot stand in one checkpoint."""
+    """None, or a sentence saying why these layers cannot share one checkpoint."""
     if kv is not None:
-        return f"the format has no place for the scales of a KV cache in {kv}"
+        return f"the format cannot store the scales of a KV cache in {kv}"
     return first_reason(layers, why_not)

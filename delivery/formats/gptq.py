@@ -121,16 +121,14 @@ def why_not(q: QTensor) -> str | None:
     per_word = 32 // q.bits
     rows, columns = q.shape
     if columns % per_word or rows % per_word:
-        return (
-            f"the shape [{rows}, {columns}] is no multiple of {per_word}, and {per_word} values share a word"
-        )
+        return f"[{rows}, {columns}] is not a multiple of {per_word}, and {per_word} values share a word"
     return why_not_half_scales(q)
 
 
 def why_not_all(layers: Layers, kv: str | None = None) -> str | None:
-    """None, or a sentence saying why these layers cannot stand in one checkpoint."""
+    """None, or a sentence saying why these layers cannot share one checkpoint."""
     if kv is not None:
-        return f"the format has no place for the scales of a KV cache in {kv}"
+        return f"the format cannot store the scales of a KV cache in {kv}"
     return (
         first_reason(layers, why_not)
         or one_setting(layers, "group size", lambda q: q.group_size)
@@ -151,7 +149,7 @@ def _group_index(
     name = f"{prefix}.g_idx"
     if not has(name):
         if consecutive * groups != columns:
-            raise wrong(f"{prefix}.scales", f"{columns} input features cannot be cut into {groups} groups")
+            raise wrong(f"{prefix}.scales", f"{columns} input features cannot be split into {groups} groups")
         return None
     g_idx = read(get, has, name, (torch.int32,), 1)
     expect_shape(name, g_idx, (columns,))

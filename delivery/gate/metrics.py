@@ -141,7 +141,7 @@ def latency_kind(name: str) -> tuple[str, float]:
         return kind, float(rest[:-3])
     known = [n for n in METRICS if n.partition("_p")[0] in ("ttft", "tpot", "e2e")]
     raise UsageError(
-        "unknown-metric", f"{name!r} is no latency metric of a request", hint=did_you_mean(name, known)
+        "unknown-metric", f"{name!r} is not a latency metric of a request", hint=did_you_mean(name, known)
     )
 
 

@@ -37,7 +37,7 @@ def check_embedding_format(options: Options, form: str) -> None:
     if options.group_sizes.embedding is not None and form != FORMAT:
         raise UsageError(
             "format-refuses",
-            f"format {form} cannot hold what was asked for",
+            f"format {form} cannot represent what was requested",
             why=f"a quantised embedding has no place in it; only the engine's own format ({FORMAT}) has one",
             hint=f"--format {FORMAT}; or leave embedding=… out of --group-size",
         )

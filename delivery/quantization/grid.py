@@ -75,7 +75,7 @@ def quantize(
     shrink: float [N, K/g] in (0, 1], by which each group's range is narrowed (clipping); None for 1.
     Arithmetic is in float32. A group of zeros gets scale 1, so that nothing is ever divided by 0.
     Raises UsageError `not-quantisable` for other bits than 2 to 8 or a weight that is no matrix of floats,
-    DataError `group-size` when K is no multiple of `group_size`, `weight-not-finite`.
+    DataError `group-size` when K is not a multiple of `group_size`, `weight-not-finite`.
     """
     grid = Grid(bits, group_size, symmetric, narrow, scale_dtype)
     return round_to_grid(weight, grid, shrink)
@@ -147,7 +147,7 @@ def grouped(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
     if width < 1 or columns % width:
         raise DataError(
             "group-size",
-            f"{columns} input features cannot be cut into groups of {grid.group_size}",
+            f"{columns} input features cannot be split into groups of {grid.group_size}",
             why="expected a group size that divides them",
             hint="deliver quantize chooses a smaller one per layer; or set --group-size",
         )
@@ -175,7 +175,7 @@ def check_finite(scale: torch.Tensor) -> None:
     if not bool(torch.isfinite(scale).all()):
         raise DataError(
             "weight-not-finite",
-            "a weight gives scales that are not finite",
+            "a weight has scales that are not finite",
             why=f"it holds NaN or infinity, or its range exceeds {scale.dtype}",
             hint="check the source checkpoint: deliver convert reports tensors that are not finite",
         )

@@ -111,7 +111,7 @@ def check_chart_version(text: str) -> None:
     if not _SEMVER.fullmatch(text):
         raise UsageError(
             "chart-version",
-            f"{text!r} is no version of a chart",
+            f"{text!r} is not a valid chart version",
             why="expected MAJOR.MINOR.PATCH, with -PRERELEASE or +BUILD after it if need be (SemVer 2)",
             hint="--chart-version 1.0.0",
         )

@@ -42,7 +42,7 @@ def read_index(release: Path) -> dict[str, Any]:
         if index["schema"] != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, got {index['schema']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError("not-a-release", f"{release} is no release", why=str(error)) from error
+        raise DataError("not-a-release", f"{release} is not a release", why=str(error)) from error
     found: dict[str, Any] = index
     return found
 

@@ -106,7 +106,7 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError("signing-key-unreadable", f"{path} is no public key", why=str(error)) from error
+        raise UsageError("signing-key-unreadable", f"{path} is not a public key", why=str(error)) from error
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(
             "signing-key-unreadable", f"{path} is no Ed25519 key", why=f"it is a {type(key).__name__}"

@@ -96,7 +96,7 @@ def thread_of(environ: Mapping[str, str]) -> Thread | NoThread:
         told = re.match(r"refs/pull/(\d+)/", environ.get("GITHUB_REF", ""))
         number, found = told[1] if told else "", _github
     else:
-        return NoThread("this is no job of GitLab or GitHub")
+        return NoThread("this is not a GitLab or GitHub job")
     if not number:
         return NoThread("this job belongs to no merge request")
     if not (token := environ.get(TOKEN, "").strip()):

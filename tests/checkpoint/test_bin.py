@@ -90,7 +90,7 @@ def test_missing_shard_and_wrong_index(folder: Path) -> None:
     with pytest.raises(DataError, match=r"index\.json and pytorch_model-00002-of-00002\.bin disagree"):
         converted(folder)
     (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(DataError, match=r"pytorch_model-00002-of-00002\.bin is not there"):
+    with pytest.raises(DataError, match=r"pytorch_model-00002-of-00002\.bin does not exist"):
         converted(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
     with pytest.raises(DataError, match="outside its own directory"):

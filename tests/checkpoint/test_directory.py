@@ -71,7 +71,7 @@ def test_missing_shard(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     error = refused(sharded)
     assert error.code == "shard-missing"
-    assert error.what == "model-00002-of-00002.safetensors is not there"
+    assert error.what == "model-00002-of-00002.safetensors does not exist"
     assert "says that it holds 1 tensors" in error.why
 
 

@@ -232,7 +232,7 @@ class TestOci:
     def test_a_manifest_that_is_not_its_digest(self, site: Site, tmp_path: Path) -> None:
         digest = add_oci(site, "m", "v1", [("application/octet-stream", b"x", "a")])
         site.files[f"/v2/m/manifests/{digest}"] += b" "
-        with pytest.raises(DataError, match="is not what was asked for"):
+        with pytest.raises(DataError, match="is not what was requested"):
             locate(self.reference(site, f"m@{digest}"), download_dir=str(tmp_path)).fetch(quiet)
 
     def test_a_title_that_leaves(self, site: Site, tmp_path: Path) -> None:

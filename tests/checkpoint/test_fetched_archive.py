@@ -52,7 +52,7 @@ def test_links_inside_become_files(tmp_path: Path) -> None:
 
 def test_devices_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar([("link", b"")], link(tarfile.CHRTYPE, "")))
-    with pytest.raises(DataError, match="which is no file"):
+    with pytest.raises(DataError, match="which is not a regular file"):
         extract(tmp_path / "a.tar", tmp_path / "out")
 
 

@@ -68,7 +68,7 @@ def test_a_file_cut_inside_its_header(keep: int, tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"x\.safetensors is not there"):
+    with pytest.raises(DataError, match=r"x\.safetensors does not exist"):
         read_header(tmp_path / "x.safetensors")
 
 
@@ -77,17 +77,17 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         (b"not json", b"", "it is not JSON"),
         (b'{"a": [', b"", "it is not JSON"),
-        (b'{"a": 1, "a": 2}', b"", "a name stands twice"),
+        (b'{"a": 1, "a": 2}', b"", "a name occurs twice"),
         (b"[" * 100_000, b"", "it is not JSON"),
         ([1], b"", "expected an object, got list"),
         ({"a": 1}, b"", "lacks dtype, shape or data_offsets"),
         ({"a": {"dtype": "F32"}}, b"", "lacks dtype, shape or data_offsets"),
         ({"a": entry(dtype="F33")}, b"x" * 8, "unknown dtype 'F33'"),
         ({"a": entry(dtype=7)}, b"x" * 8, "unknown dtype 7"),
-        ({"a": entry(shape=(-1,))}, b"x" * 8, "no list of counts"),
-        ({"a": entry(shape=(True,))}, b"x" * 8, "no list of counts"),
-        ({"a": entry(shape=(1.0,))}, b"x" * 8, "no list of counts"),
-        ({"a": entry(shape=(1,) * 65)}, b"x" * 4, "no list of counts"),
+        ({"a": entry(shape=(-1,))}, b"x" * 8, "not a list of counts"),
+        ({"a": entry(shape=(True,))}, b"x" * 8, "not a list of counts"),
+        ({"a": entry(shape=(1.0,))}, b"x" * 8, "not a list of counts"),
+        ({"a": entry(shape=(1,) * 65)}, b"x" * 4, "not a list of counts"),
         ({"a": entry(shape=(3,))}, b"x" * 8, "needs 12 bytes, its offsets give 8"),
         ({"a": entry(shape=(2**31, 2**31))}, b"x" * 8, "its offsets give 8"),
         ({"a": entry(offsets=(8, 0))}, b"x" * 8, "its offsets give -8"),

@@ -197,7 +197,7 @@ def test_lines_for_a_person(tmp_path: Path) -> None:
         "context:    512 tokens, 768 B of KV cache each",
         "weights:    9.23 kB of safetensors, 4.51 bits a parameter, I32 89 %, F16 11 %, I64 0 %",
         "quantised:  compressed-tensors, pack-quantized, 4 bits, group size 32, KV cache of 8 bits,"
-        " 2 layers left plain",
+        " 2 layers left unquantised",
         "tokenizer:  BPE, 259 tokens, with chat template",
         "loads in:   deliver: yes",
         "            vllm: yes",

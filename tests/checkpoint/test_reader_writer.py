@@ -141,7 +141,7 @@ def test_a_kill_leaves_no_checkpoint_and_the_next_run_succeeds(tmp_path: Path) -
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
     assert killed.returncode == -9
-    with pytest.raises(DataError, match="is no checkpoint"):
+    with pytest.raises(DataError, match="is not a checkpoint"):
         Checkpoint.open(tmp_path / "out")
     with CheckpointWriter(tmp_path / "out") as writer:
         writer.add("a", torch.ones(2))

@@ -178,7 +178,7 @@ def test_inspect_describes_a_checkpoint_that_deliver_made(deliver, tiny_checkpoi
 
 def test_a_key_for_what_is_no_release(deliver, ran, tmp_path):
     code, _, err = deliver("verify", ran["make"], "--key", "p.yaml")
-    assert (code, "error[signing-key-unreadable]: p.yaml is no public key" in err) == (2, True)
+    assert (code, "error[signing-key-unreadable]: p.yaml is not a public key" in err) == (2, True)
     public = Ed25519PrivateKey.generate().public_key()
     form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "key.pem").write_bytes(public.public_bytes(*form))

@@ -137,7 +137,7 @@ def test_damage_is_named(engine: Path, tmp_path: Path) -> None:
     foreign = rewrite(
         engine, tmp_path / "b", "layout.json", lambda a: a["head"].update({"class": "os:system"})
     )
-    with pytest.raises(DataError, match="is no class of this package"):
+    with pytest.raises(DataError, match="is not a class of this package"):
         LLM(foreign)
 
 

@@ -21,14 +21,14 @@ def plain4(**changes: object) -> QTensor:
     ("module", "q", "reason"),
     [
         (awq, integers(16, 32, 16, 8, symmetric=True, seed=1), "weights have 8 bits; this format holds 4"),
-        (awq, integers(12, 32, 16, 4, symmetric=True, seed=1), "12 output features are no multiple of 8"),
+        (awq, integers(12, 32, 16, 4, symmetric=True, seed=1), "12 output features are not a multiple of 8"),
         (awq, integers(16, 32, 16, 4, symmetric=True, seed=1, shuffled=True), "reordered"),
         (awq, eight_bit(16, 32, torch.int8, "channel", 1), "activations are quantised to int8"),
         (awq, plain4(scale=torch.full((16, 2), 1e6)), "does not fit float16"),
         (awq, plain4(scale=torch.full((16, 2), 1e-9)), "becomes zero in float16"),
-        (gptq, integers(16, 36, 18, 4, symmetric=True, seed=1), "no multiple of 8"),
+        (gptq, integers(16, 36, 18, 4, symmetric=True, seed=1), "not a multiple of 8"),
         (gptq, plain4(bits=3), "3 bits"),
-        (gptq, plain4(group_size=24), "32 input features are no multiple of the group size 24"),
+        (gptq, plain4(group_size=24), "32 input features are not a multiple of the group size 24"),
         (compressed_tensors, eight_bit(16, 32, torch.float8_e5m2, "channel", 1), "float8_e5m2"),
         (compressed_tensors, integers(16, 32, 16, 4, symmetric=True, seed=1, shuffled=True), "reordered"),
         (compressed_tensors, plain4(bits=3), "3 bits"),
@@ -43,11 +43,11 @@ def plain4(**changes: object) -> QTensor:
         ),
         (fp8, eight_bit(16, 32, torch.int8, "channel", 1), "weights are int8"),
         (fp8, eight_bit(16, 32, torch.float8_e4m3fn, "channel", 1), "128 x 128 blocks"),
-        (fp8, eight_bit(16, 576, torch.float8_e4m3fn, "block", 1), "576 input features are no multiple"),
+        (fp8, eight_bit(16, 576, torch.float8_e4m3fn, "block", 1), "576 input features are not a multiple"),
         (
             compressed_tensors,
             eight_bit(16, 576, torch.float8_e4m3fn, "block", 1),
-            "576 input features are no multiple of the block size 128",
+            "576 input features are not a multiple of the block size 128",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_awq_and_gptq_know_one_group_size() -> None:
         "m.b": integers(16, 64, 32, 4, symmetric=False, seed=1),
     }
     for name in ("awq", "gptq"):
-        with pytest.raises(UsageError, match=rf"{name} cannot hold") as caught:
+        with pytest.raises(UsageError, match=rf"{name} cannot represent") as caught:
             check_export(name, layers)
         assert "one group size for all layers: m.a has 16, m.b has 32" in caught.value.why
     check_export("compressed-tensors", layers)
@@ -90,7 +90,7 @@ def test_gptq_excludes_plain_layers_by_rule() -> None:
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "smooth_quant", "fp8"])
 def test_only_compressed_tensors_holds_kv_scales(name: str) -> None:
-    assert "no place for the scales of a KV cache" in load_format(name).why_not_all({}, "fp8")
+    assert "cannot store the scales of a KV cache" in load_format(name).why_not_all({}, "fp8")
 
 
 def test_kv_schemes() -> None:
@@ -127,7 +127,7 @@ ACT_ORDER = integers(16, 32, 16, 4, symmetric=True, seed=1, shuffled=True)
         (awq, plain4(), {"scales": first_nan}, "scales", "16 of 32 scales are not finite"),
         (awq, plain4(), {"scales": torch.zeros_like}, "scales", "32 of 32 scales are zero"),
         (awq, plain4(), {"qweight": lambda t: t.long()}, "qweight", "got int64"),
-        (awq, plain4(), {"qweight": lambda t: t[:31]}, "scales", "cannot be cut into 2 groups"),
+        (awq, plain4(), {"qweight": lambda t: t[:31]}, "scales", "cannot be split into 2 groups"),
         (awq, plain4(), {"qzeros": lambda t: t[:1]}, "qzeros", "expected the shape (2, 2)"),
         (
             gptq,

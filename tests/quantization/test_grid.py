@@ -95,7 +95,7 @@ def test_rounding_error_is_that_of_the_qtensor(symmetric: bool) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(DataError, match=r"60 input features cannot be cut into groups of 32"):
+    with pytest.raises(DataError, match=r"60 input features cannot be split into groups of 32"):
         quantize(weight(columns=60), 4, 32)
     broken = weight()
     broken[0, 0] = float("inf")

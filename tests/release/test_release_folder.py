@@ -162,10 +162,10 @@ def test_it_verifies_until_something_changes(release: Path, signer: Signer, tmp_
 
 
 def test_something_else_is_no_release(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no release"):
+    with pytest.raises(DataError, match="is not a release"):
         verify_release(tmp_path)
     (tmp_path / INDEX).write_text('{"schema": 99}', "utf-8")
-    with pytest.raises(DataError, match="is no release"):
+    with pytest.raises(DataError, match="is not a release"):
         read_index(tmp_path)
 
 

@@ -179,7 +179,7 @@ def test_another_runtime_serves_the_checkpoint_and_must_be_measured(
 def test_parameters_are_checked_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="does not say which image"):
         Package(image="deliver:latest").check()
-    with pytest.raises(UsageError, match="is no version of a chart"):
+    with pytest.raises(UsageError, match="is not a valid chart version"):
         Package(chart_version="1.0").check()
     Package(image=IMAGE, chart_version="1.0.0-rc.1").check()
 

@@ -159,7 +159,7 @@ def test_what_a_format_cannot_hold_is_said_before_work_begins(
         ("fp8-e5m2", "compressed-tensors"),
         ("fp8-block", "gptq"),
     ):
-        with pytest.raises(UsageError, match=f"format {form} cannot hold what was asked for"):
+        with pytest.raises(UsageError, match=f"format {form} cannot represent what was requested"):
             quantize(tmp_path / form, model, scheme=scheme, format=form)
 
 
@@ -253,7 +253,7 @@ def test_cache_scales_are_measured(kv: str, model: Path, calibration: Path, tmp_
     assert len(set(scales)) == 6
     assert all(1e-4 < s < 10 for s in scales)
     assert written.quantization["kv_cache_scheme"]["type"] == ("int" if kv == "int8" else "float")  # type: ignore[index]
-    with pytest.raises(UsageError, match=r"no place for the scales of a KV cache"):
+    with pytest.raises(UsageError, match=r"cannot store the scales of a KV cache"):
         quantize(tmp_path / "awq", model, calibration, scheme="rtn-w4a16", format="awq", kv=kv)
 
 
@@ -401,7 +401,7 @@ CALIBRATED = {"samples": 8, "sequence_length": 48}
         ({"skip": "*.down_prj"}, r"pattern '\*\.down_prj' matches no[\s\S]*did you mean '\*\.down_proj'"),
         ({"recipe": "*.layers.7.*=skip"}, r"layers are called like model\.layers\.0\.self_attn\.q_proj"),
         ({"format": "awq", "scheme": "fp8-dynamic"}, "format awq cannot hold"),
-        ({"format": "gptq", "kv": "int8"}, "no place for the scales of a KV cache"),
+        ({"format": "gptq", "kv": "int8"}, "cannot store the scales of a KV cache"),
         ({"skip": "*"}, "no linear layer is left"),
     ],
 )

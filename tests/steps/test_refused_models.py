@@ -44,7 +44,7 @@ def test_a_config_that_is_not_of_these_weights(values: dict[str, Any], expected:
 def test_a_key_that_stands_twice(copy: Path) -> None:
     path = copy / "config.json"
     path.write_text('{"hidden_size": 32, ' + path.read_text().lstrip()[1:])
-    with pytest.raises(DataError, match=r"config\.json cannot be read\n  why:  'hidden_size' stands twice"):
+    with pytest.raises(DataError, match=r"config\.json cannot be read\n  why:  'hidden_size' occurs twice"):
         Convert(model=str(copy)).preflight({})
 
 

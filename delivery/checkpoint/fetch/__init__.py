@@ -80,7 +80,7 @@ def _local(path: Path) -> Model:
         raise UsageError(
             "model-not-found",
             f"there is no model {path}",
-            why="it is no path that exists, no Hub id (owner/name) and no URL",
+            why="it is not an existing path, a Hub id (owner/name) or a URL",
             hint="--model demo fetches a small one",
         )
 

@@ -67,7 +67,7 @@ def _extract_tar(archive: Path, target: Path) -> None:
             elif not (member.isfile() or member.isdir()):
                 raise DataError(
                     "path-escapes",
-                    f"{archive.name} holds {member.name!r}, which is no file",
+                    f"{archive.name} holds {member.name!r}, which is not a regular file",
                     why="a device, pipe or socket has no place in a model",
                 )
         check_space(target.parent, sum(m.size for m in members))

@@ -117,7 +117,7 @@ class OciArtifact:
         if len(text) > _MAX_MANIFEST_BYTES or (stated and stated != digest):
             raise DataError(
                 "download-damaged",
-                f"the manifest of {self.reference} is not what was asked for",
+                f"the manifest of {self.reference} is not what was requested",
                 why=f"expected {stated}, got {digest}, {len(text)} bytes",
             )
         try:

@@ -161,7 +161,7 @@ class RemoteModel:
         except Exception as error:
             raise self._unreachable(error) from error
         if info.get("size") is None:
-            raise self._unreachable(ValueError(f"the server gives no size for {path}"))
+            raise self._unreachable(ValueError(f"the server states no size for {path}"))
         return info
 
     def _read(self, path: str, start: int, end: int) -> bytes:

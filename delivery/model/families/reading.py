@@ -132,7 +132,7 @@ def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
         raise DataError(
             "config-invalid",
             "config.json: the head counts do not fit",
-            why=f"num_attention_heads {config.num_heads} is no multiple of "
+            why=f"num_attention_heads {config.num_heads} is not a multiple of "
             f"num_key_value_heads {config.num_kv_heads}",
         )
     return config
