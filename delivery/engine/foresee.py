@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 CPU_RUNTIME_BYTES = 450_000_000
 """Python with torch and numba, before a weight is read (measured)."""
 HOST_RUNTIME_BYTES = 1_600_000_000
-"""The same beside a GPU: torch's CUDA libraries, the driver's context, compiled kernels."""
-GPU_RUNTIME_BYTES = 800_000_000
-"""What the driver holds of a GPU for one process outside the allocator: context, kernels, recordings."""
+"""The same beside a GPU: torch's CUDA libraries, the driver's context, compiled kernels (measured)."""
+GPU_RUNTIME_BYTES = 900_000_000
+"""What one process holds of a GPU beyond the plan: context, kernels, the allocator's slack (measured, H200)."""
 _STEP_TOKENS = 512
 _CPU_ITEM, _GPU_ITEM = 4, 2
 _KV_BITS = {"auto": 16, "int8": 8, "fp8": 8, "int4": 4}
@@ -39,18 +39,27 @@ class Loaded:
 
 
 def loaded(
-    config: ModelConfig, stored_bytes: int, *, device: str, kv_tokens: int, options: EngineOptions, wide: bool
+    config: ModelConfig,
+    stored_bytes: int,
+    *,
+    device: str,
+    kv_tokens: int,
+    options: EngineOptions,
+    plain: bool,
 ) -> Loaded:
-    """stored_bytes: of the weights in their file. wide: they are in 16 bits there, and computed with in
-    float32 on a CPU. kv_tokens: that the cache holds."""
+    """stored_bytes: of the weights in their file. plain: neither quantised nor packed for a device yet, so
+    that they become float32 on a CPU and 16 bits on a GPU. kv_tokens: that the cache holds."""
+    stored_wide = config.dtype == "float32"
     if device == "cpu":
         heads = config.num_layers * 2 * config.num_kv_heads * config.head_dim
         logits = 2 * _STEP_TOKENS * config.vocab_size * _CPU_ITEM
-        return Loaded(stored_bytes * (2 if wide else 1) + kv_tokens * heads * _CPU_ITEM + logits)
+        return Loaded(
+            stored_bytes * (2 if plain and not stored_wide else 1) + kv_tokens * heads * _CPU_ITEM + logits
+        )
     sequences, tokens = options.sequences(device), options.batched_tokens(device)
     wanted = need(
         config,
-        weights_bytes=stored_bytes,
+        weights_bytes=stored_bytes // 2 if plain and stored_wide else stored_bytes,
         block_size=options.block_size,
         token_head_bytes=config.head_dim * _KV_BITS[options.kv] // 8,
         tokens=tokens,

@@ -37,7 +37,7 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
         device=device,
         kv_tokens=kv_tokens,
         options=EngineOptions.of({**built, **options, "max_model_len": length}),
-        wide=not engine and outline.quantization is None and config.dtype != "float32",
+        plain=not engine and outline.quantization is None,
     )
 
 
