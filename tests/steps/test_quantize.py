@@ -141,7 +141,7 @@ def test_group_sizes_by_kind_are_refused_where_the_format_knows_one(
     model: Path, calibration: Path, tmp_path: Path
 ) -> None:
     settings = {"scheme": "rtn-w4a16", "group_size": "attention=16,mlp=32"}
-    with pytest.raises(UsageError, match=r"format awq cannot hold[\s\S]*one group size for all layers"):
+    with pytest.raises(UsageError, match=r"format awq cannot represent[\s\S]*one group size for all layers"):
         quantize(tmp_path / "a", model, calibration, **settings, format="awq")
     ctx = quantize(tmp_path / "c", model, calibration, **settings, format="compressed-tensors")
     assert distance(logits(ctx.out), logits(model)) < 0.3
@@ -214,7 +214,7 @@ def test_matrices_outside_the_decoder_stay_and_are_listed(model: Path, tmp_path:
 def test_outliers_need_the_engine_s_own_format(model: Path, calibration: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"scheme": "awq-w4a16", "outliers": 0.002}
     for form in ("awq", "gptq", "compressed-tensors"):
-        with pytest.raises(UsageError, match=f"format {form} cannot hold[\\s\\S]*own format"):
+        with pytest.raises(UsageError, match=f"format {form} cannot represent[\\s\\S]*own format"):
             quantize(tmp_path / form, model, calibration, **settings, format=form)
     with pytest.raises(UsageError, match=r"--outliers 0\.002 with --scheme gptq-w4a16"):
         quantize(tmp_path / "g", model, calibration, scheme="gptq-w4a16", outliers=0.002)
@@ -400,7 +400,7 @@ CALIBRATED = {"samples": 8, "sequence_length": 48}
     [
         ({"skip": "*.down_prj"}, r"pattern '\*\.down_prj' matches no[\s\S]*did you mean '\*\.down_proj'"),
         ({"recipe": "*.layers.7.*=skip"}, r"layers are called like model\.layers\.0\.self_attn\.q_proj"),
-        ({"format": "awq", "scheme": "fp8-dynamic"}, "format awq cannot hold"),
+        ({"format": "awq", "scheme": "fp8-dynamic"}, "format awq cannot represent"),
         ({"format": "gptq", "kv": "int8"}, "cannot store the scales of a KV cache"),
         ({"skip": "*"}, "no linear layer is left"),
     ],
