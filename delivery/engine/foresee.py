@@ -16,7 +16,7 @@ CPU_RUNTIME_BYTES = 450_000_000
 HOST_RUNTIME_BYTES = 1_600_000_000
 """The same beside a GPU: torch's CUDA libraries, the driver's context, compiled kernels (measured)."""
 GPU_RUNTIME_BYTES = 900_000_000
-"""What one process holds of a GPU beyond the plan: context, kernels, the allocator's slack (measured, H200)."""
+"""What one process holds of a GPU beyond the plan (measured): context, kernels, the allocator's slack."""
 _STEP_TOKENS = 512
 _CPU_ITEM, _GPU_ITEM = 4, 2
 _KV_BITS = {"auto": 16, "int8": 8, "fp8": 8, "int4": 4}

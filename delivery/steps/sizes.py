@@ -27,8 +27,10 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
     config = config_of(outline)
     if outline is None or config is None:
         return None
-    engine = role.endswith("engine")
-    told = inputs[role][0].params if engine else {}
+    ahead, engine = inputs[role][0], role.endswith("engine")
+    # Of an engine that is still to be built, the outline is its checkpoint's.
+    packed = engine and ahead.path is not None
+    told = ahead.params if engine else {}
     built = {name: told[name] for name in _BUILT if told.get(name)}
     length = min(kv_tokens, options.get("max_model_len") or config.max_position)
     return foresee.loaded(
@@ -37,7 +39,7 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
         device=device,
         kv_tokens=kv_tokens,
         options=EngineOptions.of({**built, **options, "max_model_len": length}),
-        plain=not engine and outline.quantization is None,
+        plain=not packed and outline.quantization is None,
     )
 
 
