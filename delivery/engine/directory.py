@@ -90,7 +90,7 @@ def check_fingerprint(path: Path, about: Mapping[str, Any], device: str, policy:
             hint="deliver build --checkpoint CHECKPOINT --out DIR, on this machine",
         )
     if changed:
-        log.warning("%s was built elsewhere (%s): its tuning is repeated", path, "; ".join(changed))
+        log.warning("%s was built elsewhere (%s): its tuned choices are not used", path, "; ".join(changed))
     return not changed
 
 
