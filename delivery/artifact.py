@@ -1,7 +1,7 @@
 """Artifacts: immutable directories named by their content.
 
 An artifact is a directory with a `manifest.json`. The manifest holds no clock, host name or path,
-so equal work gives an equal digest; what was true only of one run stands in `run.json` beside it.
+so equal work gives an equal digest; what belongs to one run only goes into `run.json` next to it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FileRef:
 class Manifest:
     """What an artifact is and what it was made from.
 
-    `params` is what the step was told, `inputs` maps a role to the digest (or digests) of what it
+    `params` are the step's parameters, `inputs` maps a role to the digest (or digests) of what it
     was made from, `step_version` is bumped when the same params give another output.
     """
 
@@ -176,7 +176,7 @@ def read_hash(path: Path) -> FileRef:
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
-    """File name without folders → SHA-256; a name that comes again is told apart by a prime.
+    """File name without folders → SHA-256; a repeated name gets a prime (').
 
     Raises DataError `file-missing`.
     """

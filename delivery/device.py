@@ -64,7 +64,7 @@ def resolve_device(device: str) -> str:
 
 @cache
 def gpu_count() -> int:
-    """How many NVIDIA GPUs NVML sees; 0 where there is no driver."""
+    """Number of NVIDIA GPUs that NVML sees; 0 without a driver."""
     import pynvml
 
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DeliverError(Exception):
-    """An error that a user can act on.
+    """An error that a user can act on; subclasses set the exit code.
 
     `what` says what was refused, `why` what was expected and what was found (with units), `hint`
     a command or an edit that gets further. Never raised as itself: a subclass gives `exit_code`.
@@ -39,7 +39,7 @@ class DeliverError(Exception):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, str]:
-        """The error as `--json` tells it."""
+        """The error in the form that `--json` prints."""
         return {"code": self.code, "what": self.what, "why": self.why, "hint": self.hint}
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large
 
 
 def environment_error(error: BaseException) -> EnvironmentLacking | None:
-    """What this machine lacked, where that is the cause of an unexpected error; None otherwise.
+    """The lack of memory, disk space or permission behind an unexpected error; None if there is none.
 
     A full disk, memory that ran out and a file that may not be written surface as errors of many
     libraries; the whole chain of causes is searched.

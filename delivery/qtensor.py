@@ -31,7 +31,7 @@ class Outliers:
         return Outliers(self.index.to(device), self.values.to(device), self.scale.to(device), self.bits)
 
     def put_into(self, weight: torch.Tensor) -> None:
-        """Write the weights into [N, K], in place."""
+        """Write the outliers into a dequantised weight [N, K], in place."""
         rows = self.index // weight.shape[1]
         kept = self.values.to(weight.dtype) * self.scale.to(weight.dtype)[rows]
         weight.view(-1)[self.index] = kept
@@ -54,7 +54,7 @@ class QTensor:
     act_dtype: dtype that activations are quantised to before the product (W8A8), or None when they
         stay in floating point.
     block_size: 128 for 128 x 128 block scales, else None.
-    outliers: weights that stand in place of what the grid says of them, or None.
+    outliers: weights stored apart, which replace their values on the grid; or None.
 
     w[n, k] = (qdata[n, k] − zero_point[n, g]) · scale[n, g], in the dtype of `scale`.
     """

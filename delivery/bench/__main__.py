@@ -13,7 +13,7 @@ from delivery.errors import DeliverError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, print; gives the exit code."""
+    """Parse, run, print; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m delivery.bench", description="Load an engine or a URL.")
     parser.add_argument("target", help="http(s) URL, or an engine or model directory")
     parser.add_argument("--workload", default="fixed", metavar="NAME|FILE")

@@ -1,4 +1,4 @@
-"""Asking a model the conversations of a smoke suite, and how far its greedy tokens agree with another's."""
+"""Ask a model the conversations of a smoke suite; compare its greedy tokens with another model's."""
 
 from __future__ import annotations
 

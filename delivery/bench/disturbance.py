@@ -39,7 +39,7 @@ class Disturbance:
 
 
 class DisturbanceWatch:
-    """Counts from its making to `stop`. Only this process and its children count as ours."""
+    """Counts from construction to `stop`. Only this process and its children count as ours."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._foreign_device = _foreign_device_ratio() if device == "cuda" else 0.0
@@ -59,7 +59,7 @@ class DisturbanceWatch:
 
 
 def _busy_s() -> float:
-    """Processor seconds of everybody, with what the hypervisor took away."""
+    """CPU seconds of all processes, including time stolen by the hypervisor."""
     import psutil
 
     times = psutil.cpu_times()

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client over asyncio: keeps connections, and says when each piece of a body came.
+"""A small HTTP/1.1 client over asyncio that keeps connections and timestamps each piece of a body.
 
 Enough for JSON requests and event streams. `bench` runs on hosts without a client library, and the time
 of arrival has to be taken as near to the socket as can be: when the event loop hands the bytes over, not
@@ -50,7 +50,7 @@ class _Wire(asyncio.Protocol):
         self.used = False
 
     def ask(self, data: bytes) -> _Answer:
-        """Send a request; its answer fills up by itself. Only one at a time."""
+        """Send a request; the event loop fills in its answer. One request at a time."""
         assert self._transport is not None
         self._answer = _Answer(asyncio.get_running_loop().create_future())
         self._buffer, self._read = b"", self._head
@@ -193,7 +193,7 @@ class Client:
     _opening: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, AsyncIterator[Piece]]:
-        """Send a request; gives the status and the body as (arrival time, bytes) pieces once it is whole.
+        """Send a request; returns the status and, once complete, the body as (arrival time, bytes) pieces.
 
         Raises HttpError.
         """

@@ -28,7 +28,7 @@ class Progress:
 
 
 class Target(Protocol):
-    """Something that can be asked: an engine in this process, or a URL."""
+    """A load target: an engine in this process, or a URL."""
 
     def run(self, load: LoadPlan, progress: Callable[[Progress], None] | None = None) -> list[RequestRecord]:
         """Send every request of the plan when it is due; records come in the plan's order."""
@@ -45,7 +45,7 @@ def run_load(
 ) -> list[RequestRecord]:
     """Warm up (when `warm`), then measure run number `run` of the workload.
 
-    The garbage collector rests meanwhile: its pauses would be counted as the target's latency.
+    Garbage collection is off meanwhile: its pauses would count as the target's latency.
     """
     if warm:
         warm_up(target, workload)

@@ -1,4 +1,4 @@
-"""Measured: the runs of one comparison, written beside a report and read back when it is judged."""
+"""Measured: the runs of one comparison, written next to a report and read back when it is judged."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def resident() -> Resident:
 
 
 def reset_peak() -> None:
-    """Let the peak start from now; without the right to do so it goes on from the process' start."""
+    """Restart the peak from now; without permission it keeps counting from the start of the process."""
     try:
         _CLEAR.write_text("5")
     except OSError:

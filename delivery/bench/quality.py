@@ -44,7 +44,7 @@ class Quality:
 def compare_quality(
     engine: LLM, source: LLM, windows: Sequence[Sequence[int]], done: Callable[[int], None]
 ) -> Quality:
-    """Score windows of token ids with both models; `done` is told the tokens of each window.
+    """Score windows of token ids with both models; `done` is called with the token count of each window.
 
     KL is KL(source ‖ engine), in float32 over the whole vocabulary. Never more than two pieces of
     logits are in memory. Both need the same `max_num_batched_tokens`, so that pieces match.

@@ -38,7 +38,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What `deliver bench` was told; see its help for each."""
+    """The options of `deliver bench`; its help describes each."""
 
     target: str
     """An http(s) URL, or the path of an engine or model directory."""

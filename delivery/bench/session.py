@@ -35,7 +35,7 @@ class Session(Protocol):
         ...
 
     def warm_up(self, workload: Workload) -> None:
-        """Let nobody who is measured pay a start."""
+        """Run requests that are not recorded, so that no measured one pays for a cold start."""
         ...
 
     def probe(self, workload: Workload, in_flight: int) -> tuple[list[RequestRecord], Disturbance]:

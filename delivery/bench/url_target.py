@@ -75,7 +75,7 @@ class UrlTarget:
     def wait_until_ready(self, note: Callable[[str], None] | None = None) -> None:
         """Ask for one token until the server has loaded its model; 503 means that it has not yet.
 
-        note: told once that there is something to wait for. Raises EnvironmentLacking
+        note: called once when waiting begins. Raises EnvironmentLacking
         `server-unreachable`, DataError `server-refused` with the server's words.
         """
 

@@ -73,7 +73,7 @@ class EngineWorker:
         return found
 
     def close(self) -> None:
-        """End the process; it is killed when it does not end by itself."""
+        """End the process: asked to exit first, then killed."""
         try:
             self._pipe.send(("close",))
         except OSError:

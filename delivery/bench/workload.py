@@ -1,4 +1,4 @@
-"""Workloads: what is asked of a server, as data. The one schema of `workloads/*.json` and of users' files.
+"""Workloads: the requests sent to a server, as data. The one schema of shipped and users' workload files.
 
 A workload has a shape (prompt and output lengths) and an arrival (when requests come). Its digest covers
 both, so two measurements are comparable only when they asked the same.

@@ -1,4 +1,4 @@
-"""A source under canonical names: layouts taken apart, embeddings tied as they are stored, one dtype."""
+"""A source under canonical names: fused layouts split, embeddings tied as stored, one dtype."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Canonical:
             yield piece.name, tensor, region
 
     def names(self) -> set[str]:
-        """Names of all tensors to be written, but that a tied head may fall away."""
+        """Names of all tensors to be written; a tied head may later be left out."""
         return {piece.name for piece in self._pieces()}
 
     def outline(self) -> Outline | None:
@@ -91,7 +91,7 @@ class Canonical:
         return Foretold(self.config, pieces, shape, self.size_bytes)
 
     def files(self) -> Mapping[str, Path | bytes]:
-        """What travels beside the weights, with a `tokenizer.json` where the source has none."""
+        """The files to copy besides the weights, plus a `tokenizer.json` if the source has none."""
         files = dict(self.source.files())
         folder = self.source.path
         if folder.is_dir():
@@ -104,12 +104,12 @@ class Canonical:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes to be read, about."""
+        """Approximate number of bytes to read."""
         return self.source.size_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that conversion takes beside the interpreter."""
+        """Peak memory of the conversion in bytes, without the interpreter."""
         return self.source.peak_bytes
 
     def _pieces(self) -> list[Piece]:

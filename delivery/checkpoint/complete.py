@@ -18,7 +18,7 @@ _SUFFIXES = ("weight", "qweight", "weight_packed")
 def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
     """Raises DataError `missing-weight` with the first tensor that is not among `names`.
 
-    A checkpoint whose `architectures` names another family is told by this before a weight is read.
+    This detects a wrong `architectures` before a weight is read.
     """
     model = family_for(config).config(config)
     family = family_named(model.family)

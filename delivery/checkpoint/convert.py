@@ -81,7 +81,7 @@ def check_known(config: Mapping[str, Any]) -> None:
 
 
 def convert(source: Canonical, out: Path, shard_bytes: int, advance: Callable[[int], None]) -> dict[str, int]:
-    """Write `source` into `out`; gives {"tensors": n, "bytes": n}. `advance` is told bytes as they go.
+    """Write `source` into `out`; returns {"tensors": n, "bytes": n}. `advance` gets the bytes written so far.
 
     Raises whatever reading raises; nothing is left behind then.
     """

@@ -1,4 +1,4 @@
-"""An already quantised checkpoint read as floating point: every packed layer becomes its `weight`."""
+"""A quantised checkpoint read as floating point: every packed layer becomes its `weight`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DequantizedSource:
         return f"{prefix}.weight" if prefix in self._packed and leaf not in _KEPT else name
 
     def _elements(self, name: str) -> int:
-        """Elements of a tensor, or, from above, of a weight in 4 bits."""
+        """Number of elements of a tensor; for a packed 4-bit weight, an upper bound."""
         prefix = name.rpartition(".")[0]
         checkpoint = self._inner.checkpoint
         for leaf, per_word in (("qweight", 8), ("weight_packed", 8), ("weight", 1)):

@@ -1,4 +1,4 @@
-"""Incremental: token ids that arrive one by one become text, never half a character."""
+"""Incremental detokenisation: token ids arrive one by one, and only complete characters come out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROMPT_CONTEXT = 6
 
 
 class Incremental:
-    """What `push` gives, joined with `flush`, is the whole text.
+    """The results of `push`, followed by `flush`, make up the whole text.
 
     A token is decoded together with those before it that last gave text, since its own text may depend
     on them (a leading blank, a character spread over tokens). A trailing incomplete character is held

@@ -20,7 +20,7 @@ _MAX_JSON_BYTES = 256 << 20
 def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
     """A JSON object from a file. Raises DataError `json-damaged`; a missing file is {}.
 
-    unique: refuse a key that occurs twice in one object, where readers would differ on which counts.
+    unique: refuse duplicate keys in an object, which readers resolve differently.
     """
     if not path.is_file():
         return {}
@@ -71,7 +71,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_tensors(directory: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a directory's safetensors, index and headers held against each other both ways.
+    """Every tensor of a directory's safetensors; index and headers are checked against each other.
 
     Raises DataError `weights-missing`, `index-missing`, `shard-missing`, `index-disagrees`,
     `tensor-twice` and what `read_header` raises.

@@ -1,4 +1,4 @@
-"""What other engines load: a small table of what their documentation and registries of models say."""
+"""Which engines load a checkpoint: a table from their documentation and model registries."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _rope(file: GgufFile, get: _Keys, layout: Layout, head_dim: int) -> dict[str
 def _llama3_scaling(factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
     """Llama 3's scaling, recovered from the per-frequency factors that llama.cpp stores instead.
 
-    The parameters are published constants but for `factor`; they are held against the file's factors.
+    All parameters but `factor` are published constants; they are checked against the file's factors.
     """
     low, high, original = 1.0, 4.0, 8192
     factor = float(np.max(factors))

@@ -27,7 +27,7 @@ class Outline(Protocol):
 class Foretold:
     """The outline of a checkpoint that is still to be written.
 
-    shape: gives the shape of one of the tensors, when it is asked for. size_bytes: of all tensors, about.
+    shape: returns the shape of a tensor, on demand. size_bytes: approximate size of all tensors.
     """
 
     def __init__(

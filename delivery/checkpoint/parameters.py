@@ -1,4 +1,4 @@
-"""How many parameters stand behind stored tensors, packed ones included. No torch."""
+"""Number of parameters in stored tensors, packed ones included. No torch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path | str, config: Mapping[str, Any] | None = None) -> Checkpoint:
-        """Open a directory; `config` stands in for its config.json and is not checked.
+        """Open a directory; `config` replaces its config.json and is not checked.
 
         Raises DataError `no-architecture` or `unknown-architecture` before weights are looked at, and
         what `read_config` and `read_tensors` raise.

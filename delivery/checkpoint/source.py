@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
     def files(self) -> Mapping[str, Path | bytes]:
-        """What travels beside weights and config, by relative name."""
+        """The other files (tokenizer, templates, licence), by relative name."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The bytes that a single token stands for: half a character where the vocabulary cuts one in two."""
+"""The bytes of a single token, which may be part of a character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was written, read back: headers and index, finite scales, tensors that had to stay as they were."""
+"""Verify a written checkpoint: headers and index, finite scales, tensors that must be unchanged."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def verify_export(
     unchanged: Iterable[str],
     advance: Callable[[int], None] = _unheard,
 ) -> int:
-    """Check a quantised checkpoint against its source; gives how many tensors were compared.
+    """Check a quantised checkpoint against its source; returns the number of tensors compared.
 
-    Opening it holds index and headers against each other; every scale has to be finite; every tensor
-    named in `unchanged` has to be bit-identical to the source's. One tensor is held at a time.
+    Opening checks index and headers against each other; every scale must be finite; every tensor
+    named in `unchanged` must be bit-identical to the source's. One tensor is in memory at a time.
     Raises DataError: what `Checkpoint.open` raises, `tensor-not-finite`, `tensor-changed`.
     """
     written = Checkpoint.open(out)

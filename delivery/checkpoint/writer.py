@@ -73,7 +73,7 @@ class CheckpointWriter:
             shard.add(name, dtype, tuple(data.shape), _bytes_of(data), region)
 
     def copy_files(self, source: Checkpoint) -> tuple[str, ...]:
-        """Copy every file of the source that holds no weights, byte for byte; gives their names.
+        """Copy every file of the source that holds no weights, byte for byte; returns their names.
 
         Left out are the config and the indexes (written by `finish`) and manifests of artifacts.
         Links are followed, so the result holds regular files.
@@ -84,7 +84,7 @@ class CheckpointWriter:
         return tuple(files)
 
     def add_file(self, name: str, content: bytes | Path) -> None:
-        """One more file beside the weights: its bytes, or a file to copy."""
+        """Add a file: its bytes, or the path of a file to copy."""
         check_relative(name, "the source")
         with _disk(self.out):
             target = self._work / name

@@ -49,7 +49,7 @@ def documents(source: Source, part: Split = "calibration", seed: int = 0) -> Ite
 def digest(spec: str | Sequence[str]) -> dict[str, str]:
     """Label → SHA-256 of everything that is read of a source (file contents, not places or times).
 
-    A label that comes again is told apart by a prime. A named set on the Hub is known by its repository
+    A repeated label gets a prime ('). A named set on the Hub is known by its repository
     and part only.
     """
     found: dict[str, str] = {}

@@ -25,7 +25,7 @@ _VOCABULARY_PROBES = 20_000
 
 
 class TextEncoder(Protocol):
-    """What is asked of a tokenizer; `delivery.checkpoint.Tokenizer` is one."""
+    """What rendering needs of a tokenizer; `delivery.checkpoint.Tokenizer` provides it."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -37,7 +37,7 @@ def parse(spec: str | Sequence[str]) -> tuple[Source, ...]:
     """The sources of a spec: comma-separated, or a sequence of such.
 
     Raises UsageError `corpus-spec` for an empty one, a bad weight or two corpora of one name, DataError
-    `corpus-missing` for a path that is not there.
+    `corpus-missing` for a path that does not exist.
     """
     parts = [p.strip() for s in ([spec] if isinstance(spec, str) else spec) for p in s.split(",")]
     parts = [p for p in parts if p]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def heldout_windows(
     spec: str | Sequence[str], tokenizer: TextEncoder, count: int, size: int, seed: int = 0
 ) -> Iterator[tuple[str, list[list[int]]]]:
-    """Corpus label → at most `count` windows of at most `size` token ids; documents stand one after another.
+    """Corpus label → at most `count` windows of at most `size` token ids; documents are concatenated.
 
     Every window begins as a served prompt begins (with BOS where the tokenizer adds it): without, models
     that park attention on the first token are judged on text that they never see.

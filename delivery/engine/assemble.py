@@ -37,7 +37,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A runner with what stands around it. tokenizer is None where the directory has none."""
+    """A runner with its model, plan and tokenizer (None if the directory has none)."""
 
     config: ModelConfig
     runner: ModelRunner

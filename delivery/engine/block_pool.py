@@ -199,7 +199,7 @@ class BlockPool:
                 self._runs.add(block)
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix; used blocks stay with their owners but are no longer shared anew."""
+        """Forget every cached prefix; used blocks stay with their owners but get no new sharers."""
         self._evict(len(self._cached))
         for block in list(self._hash_of):
             self._forget(block)

@@ -55,7 +55,7 @@ def build(
     """Write an engine directory for a checkpoint and return what engine.json says.
 
     options: `EngineOptions`; they become the engine's defaults. progress is called once per layer, note
-    told what is done after that. tune: on a GPU, measure which kernels are fastest there, and compile what
+    called with the name of each later stage. tune: on a GPU, measure the fastest kernels, and compile what
     serving will launch.
     Raises DataError for a damaged checkpoint, EnvironmentLacking when the plan does not fit.
     """

@@ -98,7 +98,7 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it, or the one before it, gave. Naps for at most 1 ms when requests
         wait for others to join them. When it fails, or is interrupted, the requests that ran end with it
-        and the engine can go on with others."""
+        and the engine remains usable for others."""
         try:
             return self._step()
         except BaseException:

@@ -1,7 +1,7 @@
 """Engine directories: packed weights, plan, tuning table; written by `build`, read by `EngineCore`.
 
 engine.json says what the engine is and what it was built with, layout.json where each packed tensor
-belongs; the tensors are safetensors, and every other file of the checkpoint lies beside them.
+belongs; tensors are stored as safetensors, next to every other file of the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_engine(path: Path) -> bool:
 def write_engine(
     out: Path, source: Checkpoint, model: EngineModel, about: Mapping[str, Json], table: TuningTable
 ) -> None:
-    """Write an engine directory; whole or not at all. table: the choices measured for it, empty for none."""
+    """Write an engine directory atomically. table: the choices measured for it, empty for none."""
     with CheckpointWriter(out) as writer:
         packer = Packer(writer.add)
         layout = {

@@ -1,4 +1,4 @@
-"""About what a process takes that holds an engine, before there is one: from the config alone. No torch."""
+"""Predicted memory of a process with a loaded engine, from the config alone. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paged KV cache's tensors, and the rotary tables beside them."""
+"""The tensors of the paged KV cache, and the rotary tables."""
 
 from __future__ import annotations
 

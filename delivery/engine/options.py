@@ -1,4 +1,4 @@
-"""EngineOptions: what an engine may be told, and what holds where it is told nothing. No torch."""
+"""EngineOptions: the settings of an engine and their defaults. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EngineOptions:
     max_model_len: input and output tokens of one request. dtype: of activations; auto is float32 on a
     CPU and the checkpoint's own on a GPU. kv: storage of the KV cache. cache_max_entry_count: number of
     KV blocks if ≥ 1, share of the free memory if < 1. graphs: replay recorded decode steps.
-    mismatch: an engine that was built elsewhere has its choices made anew ('rebuild') or is refused
+    mismatch: for an engine that was built elsewhere, repeat the tuning ('rebuild') or refuse it
     ('refuse').
     """
 

@@ -91,7 +91,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How the engine stands. Counters count from its start; ratios are 0 … 1.
+    """The engine's state. Counters count from its start; ratios are 0 … 1.
 
     Byte counts are the plan's and stay as they are; `peak_bytes` is the activation peak alone, and
     `overhead_bytes` holds recordings, tables, inputs and the recurrent state of hybrid models.

@@ -55,7 +55,7 @@ def run(
     beta: torch.Tensor,
     kernel: torch.Tensor,
 ) -> torch.Tensor:
-    """Sequences go on from their states, which are changed in place; see `Mixer.gated_delta`."""
+    """Continue sequences from their states, which are updated in place; see `Mixer.gated_delta`."""
     spec, n = config.delta, rows.decodes
     assert spec is not None
     conv, memory = state.conv[rows.slots], state.memory[rows.slots]

@@ -3,7 +3,7 @@
 There is no prefill phase and no decode phase: a request has tokens, of which the first
 `num_computed_tokens` are in the cache, and every step schedules some of the rest until it catches up
 (continuous batching, Orca, OSDI 2022; chunked prefill, arXiv 2308.16369). Sampled tokens may be
-reported a step late, so `num_pending` tokens stand behind the known ones.
+reported a step late, so `num_pending` tokens follow the known ones.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Scheduler:
 
     def drop_work(self) -> None:
         """A step failed, so nobody knows what the cache and the device hold of those that ran: they end,
-        steps in flight are forgotten, and no prefix is shared any more. Waiting requests wait on."""
+        steps in flight are forgotten, and no prefix is shared any more. Waiting requests stay queued."""
         self._in_flight.clear()
         for request in list(self.requests.values()):
             if request.status is Status.RUNNING or request.num_pending:
@@ -183,7 +183,7 @@ class Scheduler:
         running = self.running.values()
         ready = [r for r in running if r.in_decode and not r.exhausted and r.last_step != step.number]
         if len(ready) > step.budget:
-            ready.sort(key=lambda r: r.last_step)  # those that had to stand back last time
+            ready.sort(key=lambda r: r.last_step)  # those that were left out last time
         elif self._growing() > self.pool.num_free:
             ready.sort(key=lambda r: self._rank(r, now_s))  # those that matter least come last, and go
         self._left_out = len(ready) > step.budget

@@ -104,7 +104,7 @@ def measured(
     """The table of a model's layers on this card.
 
     time_us: the time of one call when the given ones run in turn (`delivery.kernels.gpu.timing`). sampled:
-    the most rows that sample in a step. progress is told what is being done.
+    the most rows that sample in a step. progress gets a line about each measurement.
     """
     table = TuningTable()
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What formats refuse, and how they read tensors: shared wording and shared suspicion."""
+"""Checks that formats share: why a layer cannot be stored, and whether a stored tensor is valid."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def quantised(layers: Layers) -> dict[str, QTensor]:
 
 
 def plain(layers: Layers) -> list[str]:
-    """Prefixes of layers that stay as they are; lm_head is one of them even where it is tied.
+    """Prefixes of layers that stay unquantised; lm_head is one of them even when tied.
 
-    What is in a module beside the decoder (a vision tower) is not listed: `beside` has the module.
+    Layers of a module outside the decoder (a vision tower) are not listed: `beside` has the module.
     """
     names = [prefix for prefix, q in layers.items() if q is None and not _beside(prefix, layers)]
     return names if any(p.split(".")[-1] == "lm_head" for p in layers) else [*names, "lm_head"]
 
 
 def beside(layers: Layers) -> list[str]:
-    """Names of modules beside the decoder, all of which stay as they are.
+    """Names of modules outside the decoder, all of which stay unquantised.
 
     Engines put their own prefixes before a vision tower's name, and keep the name.
     """
@@ -81,7 +81,7 @@ def beside(layers: Layers) -> list[str]:
 
 
 def _beside(prefix: str, layers: Layers) -> str:
-    """The module beside the decoder that holds a layer; "" for a layer of the decoder, or at the top."""
+    """The module outside the decoder that holds a layer; "" for a decoder or top-level layer."""
     roots = {p.split(".layers.")[0] for p in quantised(layers) if ".layers." in p}
     if not roots or any(prefix.startswith(f"{root}.layers.") for root in roots):
         return ""

@@ -1,7 +1,7 @@
 """Block FP8 as DeepSeek-V3 and Qwen publish it: `quant_method: fp8`.
 
 `X.weight` float8_e4m3fn [N, K]; `X.weight_scale_inv` float32 [ceil(N/128), ceil(K/128)], by which
-values are multiplied in spite of its name. Activations are quantised as they come.
+values are multiplied despite its name. Activations are quantised dynamically.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LMDeploy's smooth_quant: 8-bit weights per output channel, activations quantised per token as they come.
+"""LMDeploy's smooth_quant: 8-bit weights per output channel, activations dynamically quantised per token.
 
 `X.weight` int8 or FP8 [N, K]; `X.scale` float32 [N, 1] = absmax / qmax. Norms hold their smoothed
 float weights (arXiv 2211.10438).
@@ -67,7 +67,7 @@ def why_not(q: QTensor) -> str | None:
     if q.act_dtype != q.qdata.dtype:
         return "activations are not quantised to the weights' dtype, which its kernels expect"
     if q.input_scale is not None:
-        return "activation scales are static; this format quantises activations per token as they come"
+        return "activation scales are static; this format quantises activations dynamically per token"
     if tuple(q.scale.shape) != (q.shape[0], 1):
         return "scales are not one per output channel"
     return None

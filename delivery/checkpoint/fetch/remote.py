@@ -2,7 +2,7 @@
 
 http(s) needs `fsspec[http]`, s3 `s3fs` (`pip install 'deliver[remote]'`); gs, az and the rest their own
 packages. A fragment pins a single file: `https://host/model.gguf#sha256=...`. A `SHA256SUMS` in a
-folder is held against its files.
+folder is checked against its files.
 """
 
 from __future__ import annotations
