@@ -213,6 +213,7 @@ class EngineCore:
             kv_bytes=plan.kv_bytes,
             kv_tokens=plan.kv_tokens,
             max_model_len=plan.max_model_len,
+            max_num_seqs=scheduler.config.max_num_seqs,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             adjacent_growth_ratio=pool.grown_adjacent / pool.grown if pool.grown else 0.0,

@@ -118,6 +118,7 @@ class EngineStats:
     kv_bytes: int = 0
     kv_tokens: int = 0
     max_model_len: int = 0
+    max_num_seqs: int = 0
     num_blocks: int = 0
     block_size: int = 0
     adjacent_growth_ratio: float = 0.0

@@ -127,7 +127,10 @@ async def _parse(request: Request, kind: type[R]) -> R:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise Problem(400, "invalid_value", f"{where}: {first['msg']}", param=where) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise Problem(
+            400, "invalid_value", f"{where}: {message}" if where else message, param=where or None
+        ) from error
     named = getattr(parsed, "model", None)
     if named not in (None, state.settings.model_name):
         message = f"model {named!r} is not served here; this is {state.settings.model_name!r}"
@@ -203,7 +206,7 @@ def _check_serving(state: State) -> None:
     if state.draining:
         raise Problem(503, "draining", "this server is shutting down", retry_after_s=5)
     if state.engine.ready is None:
-        state.generator.admit(0)
+        state.generator.check_engine()
         raise Problem(503, "loading", "the model is still loading", retry_after_s=5)
 
 

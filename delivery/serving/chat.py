@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from delivery.engine.request import SamplingParams
+    from delivery.serving.generation import Admission
     from delivery.serving.schema import ChatRequest
 
 
@@ -27,7 +28,13 @@ async def chat(
     generator: Generator, model: str, request: ChatRequest, http: Request
 ) -> Response | dict[str, Any]:
     """The reply: a JSON object, or a stream of chunks."""
-    generator.admit(request.n)
+    with generator.admitted(request.n, request.priority) as admission:
+        return await _chat(generator, model, request, http, admission)
+
+
+async def _chat(
+    generator: Generator, model: str, request: ChatRequest, http: Request, admission: Admission
+) -> Response | dict[str, Any]:
     prompt = await asyncio.to_thread(_render, generator, request)
     samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
     head = {
@@ -37,10 +44,10 @@ async def chat(
         "model": model,
     }
     if request.stream:
-        chunks = _chunks(generator, request, prompt, samplings, head)
+        chunks = _chunks(generator, request, prompt, samplings, head, admission)
         return event_stream(await unless_disconnected(http, first_item(chunks)))
     runs = [(prompt, sampling) for sampling in samplings]
-    finished = await unless_disconnected(http, generator.collect_all(runs, request.priority))
+    finished = await unless_disconnected(http, generator.collect_all(runs, admission))
     choices = [_choice(generator, request, index, choice) for index, choice in enumerate(finished)]
     generated = sum(len(choice.token_ids) for choice in finished)
     return {**head, "choices": choices, "usage": usage(len(prompt), generated)}
@@ -73,15 +80,16 @@ async def _chunks(
     prompt: list[int],
     samplings: list[SamplingParams],
     head: dict[str, Any],
+    admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     if request.offered_tools:
         # Whether text is a tool call is known only at its end, so such a reply comes in one piece.
-        async for chunk in _whole_choices(generator, request, prompt, samplings, head):
+        async for chunk in _whole_choices(generator, request, prompt, samplings, head, admission):
             yield chunk
         return
     started: set[int] = set()
     generated = 0
-    async for index, output in generator.merge([(prompt, s) for s in samplings], request.priority):
+    async for index, output in generator.merge([(prompt, s) for s in samplings], admission):
         if index not in started:
             started.add(index)
             yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
@@ -99,8 +107,9 @@ async def _whole_choices(
     prompt: list[int],
     samplings: list[SamplingParams],
     head: dict[str, Any],
+    admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
-    finished = await generator.collect_all([(prompt, s) for s in samplings], request.priority)
+    finished = await generator.collect_all([(prompt, s) for s in samplings], admission)
     for index, done in enumerate(finished):
         choice = _choice(generator, request, index, done)
         delta = {"role": "assistant", "content": choice["message"]["content"]}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from delivery.engine.request import SamplingParams
+    from delivery.serving.generation import Admission
     from delivery.serving.schema import CompletionRequest
 
 
@@ -24,8 +25,14 @@ async def complete(
     generator: Generator, model: str, request: CompletionRequest, http: Request
 ) -> Response | dict[str, Any]:
     """The reply: a JSON object, or a stream of chunks."""
+    with generator.admitted(len(request.prompts) * request.n, request.priority) as admission:
+        return await _complete(generator, model, request, http, admission)
+
+
+async def _complete(
+    generator: Generator, model: str, request: CompletionRequest, http: Request, admission: Admission
+) -> Response | dict[str, Any]:
     tokenizer = generator.tokenizer
-    generator.admit(len(request.prompts) * request.n)
     # Megabytes of text take seconds; other requests go on meanwhile.
     prompts = await asyncio.to_thread(_encode, generator, request)
     runs = [
@@ -40,9 +47,9 @@ async def complete(
         "model": model,
     }
     if request.stream:
-        chunks = _chunks(generator, request, runs, head)
+        chunks = _chunks(generator, request, runs, head, admission)
         return event_stream(await unless_disconnected(http, first_item(chunks)))
-    finished = await unless_disconnected(http, generator.collect_all(runs, request.priority))
+    finished = await unless_disconnected(http, generator.collect_all(runs, admission))
     choices = []
     for index, (choice, (prompt, _)) in enumerate(zip(finished, runs, strict=True)):
         text = (tokenizer.decode(prompt) if request.echo else "") + choice.text
@@ -67,10 +74,11 @@ async def _chunks(
     request: CompletionRequest,
     runs: list[tuple[list[int], SamplingParams]],
     head: dict[str, Any],
+    admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     generated = 0
     offsets = [0] * len(runs)
-    async for index, output in generator.merge(runs, request.priority):
+    async for index, output in generator.merge(runs, admission):
         generated += len(output.new_token_ids)
         logprobs = None
         if request.logprobs is not None:

@@ -34,6 +34,7 @@ class EngineClient:
         self.options = options
         self.ready: Ready | None = None
         self.stats: EngineStats | None = None
+        self.reserved = 0
         self.failure: DeliverError | None = None
         self.on_step: Callable[[Outputs], None] = lambda _outputs: None
         self._streams: dict[str, asyncio.Queue[RequestOutput | DeliverError]] = {}
@@ -56,6 +57,19 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         return len(self._streams)
+
+    def waiting_after(self, count: int) -> int:
+        """How many requests would wait for a place in the batch if `count` more came now.
+
+        The engine's last report is a step old, and of a burst it knows nothing yet: requests that it does
+        not count are those reserved or sent since. They take the free places first.
+        """
+        if self.stats is None:
+            return self.reserved + self.in_flight + count
+        reported = self.stats.running + self.stats.waiting
+        unreported = max(0, self.reserved + self.in_flight - reported)
+        free = max(0, self.stats.max_num_seqs - reported)
+        return self.stats.waiting + max(0, unreported + count - free)
 
     async def wait_loaded(self) -> Ready:
         """Wait until the engine is loaded; raises what kept it from loading."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import uuid
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from delivery.errors import DeliverError, EnvironmentLacking
 from delivery.serving.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from delivery.checkpoint import Tokenizer
     from delivery.engine.outputs import RequestOutput
@@ -32,6 +33,19 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     finish_reason: str = "stop"
+
+
+@dataclass
+class Admission:
+    """Places in the queue that are kept for requests whose text is still being tokenised."""
+
+    engine: EngineClient
+    priority: int
+    left: int = 0
+
+    def keep(self, places: int) -> None:
+        self.left += places
+        self.engine.reserved += places
 
 
 @dataclass(frozen=True)
@@ -87,27 +101,39 @@ class Generator:
             logprobs=logprobs,
         )
 
-    def admit(self, count: int) -> None:
-        """Refuse with 429 when too many requests wait, with 503 when the engine is gone."""
+    def check_engine(self) -> None:
+        """Refuse with 503 when the engine is gone."""
         if self.engine.failure is not None:
             raise Problem(503, "engine_unavailable", self.engine.failure.what, retry_after_s=30)
-        waiting = self.engine.stats.waiting if self.engine.stats else 0
-        if waiting + count > self.max_queue:
+
+    @contextlib.contextmanager
+    def admitted(self, count: int, priority: int) -> Iterator[Admission]:
+        """Refuse with 429 when too many requests wait; else keep places for these until they begin."""
+        self.check_engine()
+        if self.engine.waiting_after(count) > self.max_queue:
+            waiting = self.engine.waiting_after(0)
             raise Problem(
                 429,
                 "queue_full",
                 f"{waiting} requests wait already (limit {self.max_queue})",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        admission = Admission(self.engine, priority)
+        admission.keep(count)
+        try:
+            yield admission
+        finally:
+            admission.keep(-admission.left)
 
     async def stream(
-        self, prompt: list[int], sampling: SamplingParams, priority: int
+        self, prompt: list[int], sampling: SamplingParams, admission: Admission
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one prompt, timed. Engine errors become Problems."""
         timer = self.metrics.accepted(len(prompt))
         reason = "cancelled"
+        admission.keep(-1)  # from here on the engine client counts it
         try:
-            async for output in self.engine.stream(uuid.uuid4().hex, prompt, sampling, priority):
+            async for output in self.engine.stream(uuid.uuid4().hex, prompt, sampling, admission.priority):
                 if output.new_token_ids:
                     timer.chunk()
                 reason = output.finish_reason or reason
@@ -119,29 +145,31 @@ class Generator:
         finally:
             timer.end(reason)
 
-    async def collect(self, prompt: list[int], sampling: SamplingParams, priority: int) -> Choice:
+    async def collect(self, prompt: list[int], sampling: SamplingParams, admission: Admission) -> Choice:
         """One prompt to its end."""
         choice = Choice()
-        async for output in self.stream(prompt, sampling, priority):
+        async for output in self.stream(prompt, sampling, admission):
             choice.text += output.new_text
             choice.token_ids += output.new_token_ids
             choice.logprobs += output.logprobs or []
             choice.finish_reason = output.finish_reason or choice.finish_reason
         return choice
 
-    async def collect_all(self, runs: list[tuple[list[int], SamplingParams]], priority: int) -> list[Choice]:
+    async def collect_all(
+        self, runs: list[tuple[list[int], SamplingParams]], admission: Admission
+    ) -> list[Choice]:
         """Several prompts at once, each to its end."""
-        return await asyncio.gather(*(self.collect(prompt, s, priority) for prompt, s in runs))
+        return await asyncio.gather(*(self.collect(prompt, s, admission) for prompt, s in runs))
 
     async def merge(
-        self, runs: list[tuple[list[int], SamplingParams]], priority: int
+        self, runs: list[tuple[list[int], SamplingParams]], admission: Admission
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Several prompts at once, outputs tagged with their index in the order in which they arrive."""
         arrivals: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
         async def pump(index: int, prompt: list[int], sampling: SamplingParams) -> None:
             try:
-                async for output in self.stream(prompt, sampling, priority):
+                async for output in self.stream(prompt, sampling, admission):
                     arrivals.put_nowait((index, output))
                 arrivals.put_nowait((index, None))
             except Problem as problem:
