@@ -1,4 +1,4 @@
-"""Build a corpus from a knowledge base: read, drop repetitions, split, write.
+"""Build a corpus from a knowledge base: read, drop duplicates, split, write.
 
 calibration.jsonl and heldout.jsonl go into one folder, which is itself a corpus: `--corpus DIR`
 calibrates on the first and evaluates on the second, since both are split by content.
@@ -23,7 +23,7 @@ _SHORTEST_CHARS = 20
 
 @dataclass(slots=True)
 class Built:
-    """What was done. `duplicates` were the same but for blanks, `near_duplicates` nearly the same."""
+    """Counts of what was read and dropped. `duplicates` differ in white space at most."""
 
     files: int = 0
     read: int = 0

@@ -1,6 +1,6 @@
-"""Corpora that are on every machine: licence texts (legal) and standard-library docstrings (technical).
+"""Built-in corpora: licence texts (legal) and standard-library docstrings (technical).
 
-They need no network. Which text is there depends on the installed packages and on the Python
+They need no network. Their text depends on the installed packages and on the Python
 version; `files` says what is read, so that a digest can name it.
 """
 

@@ -15,7 +15,7 @@ _WORD = re.compile(r"\w+", re.UNICODE)
 
 
 class NearDuplicates:
-    """Remembers texts; says whether a new one is nearly like one that it knows.
+    """Remembers texts, and detects new ones that nearly repeat a known one.
 
     similarity: share of common word shingles (Jaccard) from which two texts count as the same.
     """

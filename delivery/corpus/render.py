@@ -1,4 +1,4 @@
-"""Turn corpora into calibration samples: token ids as the model sees them when it serves."""
+"""Turn corpora into calibration samples: token ids as the model sees them in serving."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CorpusReport:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Calibration text as tokens, and what is to be said about it.
+    """Calibration text as tokens, with statistics and warnings.
 
     warnings: sentences for the user. scripts: share of letters per script. requested: (samples,
     tokens each) that were asked for.
@@ -140,7 +140,7 @@ def render(
 
 
 def recommendation(samples: int) -> str | None:
-    """What is printed under `RECOMMENDED_SAMPLES` samples."""
+    """The recommendation printed below `RECOMMENDED_SAMPLES` samples."""
     if samples >= RECOMMENDED_SAMPLES:
         return None
     return (

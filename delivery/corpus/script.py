@@ -1,4 +1,4 @@
-"""Which writing systems a text is in, by characters: a model calibrated in the wrong one loses quality."""
+"""Writing systems of a text, by characters: a model calibrated in the wrong one loses quality."""
 
 from __future__ import annotations
 

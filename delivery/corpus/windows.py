@@ -1,4 +1,4 @@
-"""Windows of held-out text, cut as a model sees text when it serves."""
+"""Windows of held-out text, cut as a model sees text in serving."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def heldout_windows(
 ) -> Iterator[tuple[str, list[list[int]]]]:
     """Corpus label → at most `count` windows of at most `size` token ids; documents are concatenated.
 
-    Every window begins as a served prompt begins (with BOS where the tokenizer adds it): without, models
-    that park attention on the first token are judged on text that they never see.
+    Every window begins as a served prompt does (with BOS if the tokenizer adds it). Without it, models
+    that put attention on the first token (attention sinks) would be judged on input that they never see.
     Raises DataError `heldout-empty`.
     """
     prefix = serving_prefix(tokenizer)
@@ -39,7 +39,7 @@ def heldout_windows(
 
 
 def check_heldout(spec: str | Sequence[str]) -> None:
-    """Every corpus that is here holds something out; sets of a Hub are not asked for it.
+    """Check that every local corpus has held-out text; datasets on the Hub are not checked.
 
     Raises DataError `heldout-empty`, and what reading a corpus raises.
     """

@@ -1,4 +1,4 @@
-"""The inference engine. The door loads lazily: requests, block pool and scheduler need no torch."""
+"""The inference engine. The package loads lazily: requests, block pool and scheduler need no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """build: a checkpoint becomes an engine directory.
 
-Weights are repacked for the device's kernels, memory is planned, kernels are compiled and measured;
-nothing of that is left for a request to pay.
+Weights are repacked for the device's kernels, memory is planned, kernels are compiled and measured,
+so that no request pays for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels that are about to be measured, compiled by many processes into Triton's cache on disk.
+"""Compile the kernels to be measured in many processes, into Triton's disk cache.
 
 The measuring process finds them there; alone it would spend most of a build in the compiler.
 

@@ -33,5 +33,5 @@ class InProcess:
         return self.runner.execute(work)
 
     def close(self) -> None:
-        """Let go of recorded steps, which hold memory on the device and know the runner."""
+        """Drop recorded steps, which hold device memory and refer to the runner."""
         self.runner.recorded = self.runner.mixed = None

@@ -92,7 +92,7 @@ class InputStage:
     ) -> Batch:
         """The batch of a step. pad_decodes: a batch of decodes alone is filled up to so many rows, with
         sequences of length 0 that store nothing. shape: any step is filled up to so many tokens and
-        sequences; the tokens belong to nobody and the sequences have no rows."""
+        sequences; the extra tokens are padding and the extra sequences have no rows."""
         self._take_over(work)
         items = work.scheduled
         order = [i for i, item in enumerate(items) if item.num_tokens == 1]

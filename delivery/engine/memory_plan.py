@@ -46,7 +46,7 @@ class MemoryPlan:
         return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.state_bytes + self.kv_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """What is written; not what was free at that moment, which would make equal builds differ."""
+        """The stored form; without the free memory at that moment, which would make equal builds differ."""
         numbers = asdict(self)
         del numbers["available_bytes"]
         return {**numbers, "total_bytes": self.total_bytes}
@@ -63,7 +63,7 @@ def plan(
     """Divide `available_bytes`.
 
     cache_max_entry_count: number of KV blocks if ≥ 1, else the share of what the rest leaves.
-    max_model_len: as asked for; None takes the model's limit, or less where the blocks hold less.
+    max_model_len: as requested; None takes the model's limit, or less if the blocks hold less.
     useful_tokens: KV tokens beyond which more would never be used (all slots at full length).
     Raises EnvironmentLacking `plan-does-not-fit` with the arithmetic and the nearest setting that fits.
     """

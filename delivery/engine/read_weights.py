@@ -56,7 +56,7 @@ class Stage:
         self._at = 0
 
     def next(self) -> torch.Tensor:
-        """A piece that nobody reads any more."""
+        """A piece whose copies have finished."""
         self._at ^= 1
         left = self._left[self._at]
         if left is not None:

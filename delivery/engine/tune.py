@@ -1,4 +1,4 @@
-"""What `deliver build` measures on the card: backend and tile of every linear layer, by number of rows.
+"""Tuning by `deliver build`: the fastest backend and tile of every linear layer, by number of rows.
 
 Each shape of the model is timed once for each kind of weight, on copies of one of its own layers that
 together do not fit the cache. The table goes into the engine directory.
@@ -43,7 +43,7 @@ class Subject:
         return [count for count in rows if not self.sampling or count <= bucket(sampled)]
 
     def candidates(self, rows: int) -> list[Choice]:
-        """Backends and tiles worth a try: of tiles that differ in depth alone, the deepest ring."""
+        """Candidate backends and tiles; of tiles that differ only in depth, the deepest ring."""
         if isinstance(self.layer, FourBit):
             return narrowed(linear_w4a16.candidates(self.n, self.k, rows))
         if isinstance(self.layer, EightByEight):

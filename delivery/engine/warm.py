@@ -1,4 +1,4 @@
-"""Steps that are not recorded, run once on nothing, so that no request waits for a compiler."""
+"""Warm-up: run the steps that are not recorded once on padding, so that no request waits for a compiler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Baselines: the raw runs that a candidate is compared with, one file per model, device and workload.
 
 `<root>/<model>/<device>/<workload digest>.json`. A baseline changes only by `deliver baseline update`,
-with a reason. It also keeps the runs of the last release (the *anchor*), so that a loss just under the
-limit on every commit adds up to a failure instead of creeping through.
+with a reason. It also keeps the runs of the last release (the *anchor*), so that losses just under the
+limit on every commit add up to a failure instead of going unnoticed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What `model` reached with one workload on one device, and what its last release reached."""
+    """The accepted measurement of `model` with one workload on one device, and that of its last release."""
 
     model: str
     device: Mapping[str, Any]
@@ -126,7 +126,7 @@ def new(
 
 
 def location(root: Path, model: str, device_slug: str, workload_digest: str) -> Path:
-    """Where a baseline is filed. The model's name is reduced to what a file name may hold."""
+    """The path of a baseline. The model's name is reduced to characters allowed in file names."""
     return root / model_folder(model) / device_slug / f"{workload_digest[:16]}.json"
 
 
@@ -153,7 +153,7 @@ def read(path: Path) -> Baseline:
 
 
 def write(path: Path, baseline: Baseline) -> None:
-    """Write whole or not at all; folders are made."""
+    """Write atomically; folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(_dump(baseline.to_json()), "utf-8")

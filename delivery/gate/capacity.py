@@ -1,7 +1,7 @@
-"""Capacity: how many requests a second one side can sustain, and what an open loop may ask of it.
+"""Capacity: the requests per second that one side can sustain, and the rate that an open loop may use.
 
-Near its capacity a server's queue magnifies every change of its speed (the waiting time of a queue grows
-with 1 / (1 − utilisation)), so an open loop asks at most half of what the baseline can do.
+Near its capacity a server's queue magnifies every change in speed (the waiting time of a queue grows
+with 1 / (1 − utilisation)), so an open loop sends at most half of what the baseline can sustain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sustained_rate(records: Sequence[RequestRecord]) -> float | None:
 
 
 def why_too_fast(rate: float, capacity: float | None) -> str:
-    """Why `rate` requests/s tell nothing about a baseline of this capacity; empty when they do."""
+    """Why `rate` requests/s is too fast for a baseline of this capacity; empty when it is not."""
     if capacity is None:
         return (
             "how many requests per second the baseline can sustain is not known, and an open loop asks at "
@@ -50,7 +50,7 @@ def why_too_fast(rate: float, capacity: float | None) -> str:
 
 
 def shown(rate: float) -> str:
-    """A rate for people: three digits, no exponent."""
+    """A human-readable rate: three digits, no exponent."""
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
 
 
@@ -64,6 +64,6 @@ def rounded_down(rate: float) -> str:
 
 
 def _share(record: RequestRecord, until_s: float) -> float:
-    """How much of a request's answer had come by a moment, 0 … 1."""
+    """The share of a request's answer that had arrived by a moment, 0 … 1."""
     times = record.token_times_s or (record.last_token_s or until_s,)
     return sum(t <= until_s for t in times) / len(times)

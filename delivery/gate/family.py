@@ -1,8 +1,8 @@
 """A family of latency metrics judged together from request records (`compare_runs`).
 
-To call a run a failure, one of several metrics has to be worse, and the more metrics are looked at the
-likelier a chance result is; their p-values are therefore corrected together (Holm 1979, step-down). To
-call it a pass, *all* metrics must be shown good, which needs no correction (intersection-union test,
+A run fails when one of several metrics is worse, and the more metrics are tested the
+likelier a chance result is; their p-values are therefore corrected together (Holm 1979, step-down). A
+run passes when *all* metrics are shown to be good, which needs no correction (intersection-union test,
 Berger 1982).
 """
 
@@ -36,7 +36,7 @@ class FamilyVerdict:
     """The verdict on a family: fail when any metric fails, pass when all pass.
 
     `undecided` asks for more pairs. `metrics` is empty when the measurement itself is invalid, and when
-    the candidate turned requests away: times of those that it did answer say nothing.
+    the candidate rejected requests: the latencies of those that it did answer are not comparable.
     """
 
     status: Verdict
@@ -63,10 +63,10 @@ def compare_runs(
 ) -> FamilyVerdict:
     """Judge validity first, then the family of `metrics` (names such as `tpot_p95_ms`).
 
-    A candidate that turned requests away which the baseline answered fails, whatever the others took.
+    A candidate that rejected requests that the baseline answered fails, whatever its latencies.
 
     floors_ms: metric name → smallest difference that counts, over the metric's own default.
-    Raises UsageError `unknown-metric` for a name that is no latency of a request.
+    Raises UsageError `unknown-metric` for a name that is not a request latency.
     """
     if reason := validity.why_invalid(baseline, candidate, valid or ValidityLimits(), paired):
         return FamilyVerdict(Verdict.INVALID, reason)

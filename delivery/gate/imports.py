@@ -1,10 +1,10 @@
 """Results of other load generators as request records: `vllm bench serve` and GuideLLM.
 
-The two use the same words for different things. GuideLLM's `time_per_output_token_ms` is divided by all
+The two use the same names differently. GuideLLM's `time_per_output_token_ms` is E2E divided by all
 output tokens; what others call TPOT is its `inter_token_latency_ms`, and that is what is read here.
 
-Latency counts from the scheduled arrival where a file tells it: GuideLLM does for strategies that have a
-schedule (`targeted_start`), vLLM never does.
+Latency counts from the scheduled arrival if the file has it: GuideLLM's does for strategies that have a
+schedule (`targeted_start`), vLLM's never does.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LatencyVerdict:
-    """How one latency percentile compares.
+    """The comparison of one latency percentile.
 
     ratio: geometric mean over runs of candidate / baseline. interval: what the bootstrap leaves of it
     at this look's error (90 % for a single look). Values in ms. `undecided` is True when neither a
@@ -144,7 +144,7 @@ def judge(
 def why_invalid(
     baseline: Sequence[NDArray[np.float64]], candidate: Sequence[NDArray[np.float64]], paired: bool
 ) -> str:
-    """What keeps the samples from being judged at all; empty when nothing does."""
+    """Why the samples cannot be judged; empty when they can."""
     for side, runs in (("baseline", baseline), ("candidate", candidate)):
         if len(runs) < MIN_RUNS:
             return f"the {side} has {len(runs)} runs, {MIN_RUNS} are needed"

@@ -37,7 +37,7 @@ class Bound:
 
     @property
     def shown(self) -> float | None:
-        """The one number to show beside the value."""
+        """The number to show next to the value."""
         return self.high if self.high is not None else self.low
 
 
@@ -80,14 +80,14 @@ def parse_bound(name: str, value: Any) -> Bound:
 
 
 def _number(name: str, value: Any) -> float:
-    """A bound that is infinite, or no number, would never be broken."""
+    """Finite numbers only: another bound would never be exceeded."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     raise _bad(name, f"expected a finite number, got {value!r}", f"for example {name}: 1.1")
 
 
 def bound_for(limits: Mapping[str, Any], name: str) -> Bound | None:
-    """The bound that holds for a metric: its own, or that of the metric without its corpus."""
+    """The bound for a metric: its own, or that of the metric without its corpus."""
     for key in (name, definition(name).name):
         if key in limits:
             return parse_bound(key, limits[key])

@@ -1,4 +1,4 @@
-"""Looks: when a paired comparison may stop, and the error that each look may spend.
+"""Looks (interim analyses): when a paired comparison may stop, and the error that each look may spend.
 
 A comparison that is judged after 5, 8 and 12 pairs has three chances to be wrong. The one-sided error
 of 5 % (a 90 % interval) is therefore spent over the looks in proportion to the pairs that each one

@@ -1,7 +1,7 @@
-"""Finding the baseline of a measurement, and making a first one where the pipeline allows it.
+"""Find the baseline of a measurement, and create a first one if the pipeline allows it.
 
-Making and recording are apart: whether a measurement may become a baseline is known only when it was
-judged, and one that failed must not be what later ones are held against.
+Creating and recording are separate: whether a measurement may become a baseline is known only after it was
+judged, and later measurements must not be compared with one that failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The baseline to judge by. `made_now` says that this measurement is its own baseline.
+    """The baseline to compare with. `made_now`: this measurement is its own baseline.
 
     `path` is where a baseline just made belongs; None for one that lies in its file already.
     """
@@ -46,7 +46,7 @@ class Found:
     path: Path | None = None
 
     def record(self) -> None:
-        """Write a baseline just made to its file; nothing for one that is there."""
+        """Write a new baseline to its file; does nothing for an existing one."""
         if self.path is not None:
             baselines.write(self.path, self.baseline)
 

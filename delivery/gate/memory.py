@@ -1,6 +1,6 @@
 """The memory gate: weights and activation peak apart, at an equal number of KV tokens, both directions.
 
-An engine reserves its KV cache up front, so "device memory used" says nothing. A drop fails as well: it
+An engine reserves its KV cache up front, so "device memory used" is meaningless. A drop fails as well: it
 can be a wrong dtype or a part of the model that is no longer loaded.
 """
 

@@ -1,4 +1,4 @@
-"""Metric names: the one list of what is measured, in which unit, and which way is better.
+"""Metric names: the single list of what is measured, in which unit, and which direction is better.
 
 Names are snake_case with the unit last. A metric kept per corpus is named `<corpus>_<name>`
 (`english_perplexity`); `definition` knows both forms.
@@ -95,14 +95,14 @@ UNDER_LOAD = frozenset(
         *("failed_requests_ratio", "weights_bytes", "peak_bytes", "overhead_bytes", "memory_drift_ratio"),
     }
 )
-"""What compare measures and holds against a limit: all that an `slo` can name."""
+"""Metrics that compare measures and can limit: all that an `slo` can name."""
 NEVER_BOUNDED = frozenset(
     {
         *(d.name for d in _latency() if d.name.startswith("itl")),
         *("request_goodput", "kv_bytes", "kv_tokens", "bits_per_weight", "self_test_missed"),
     }
 )
-"""What no check holds against a limit: a limit on one of these would promise what nobody keeps."""
+"""Metrics that no check enforces: a limit on one of these would have no effect."""
 
 DEFAULT_FAMILY = ("ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms")
 """Latency metrics that are gated together unless the pipeline declares others."""

@@ -1,4 +1,4 @@
-"""Noise: what runs of one and the same engine differ by, and the smallest change that can be seen."""
+"""Noise: the spread between runs of the same engine, and the smallest change that can be detected."""
 
 from __future__ import annotations
 

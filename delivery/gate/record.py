@@ -1,4 +1,4 @@
-"""RequestRecord: what one request of a load run did. Times are seconds on the run's own clock."""
+"""RequestRecord: one request of a load run. Times are seconds on the run's own clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request: when it was due, sent and answered, how long it was, how it ended.
+    """One request: when it was due, sent and answered, its lengths, how it ended.
 
     `token_times_s` holds the arrival of each chunk that carried tokens. A failed request has an
     `error` and may lack first and last token times.
@@ -51,7 +51,7 @@ class RequestRecord:
 
     @property
     def schedule_delay_ms(self) -> float:
-        """How late the sender was."""
+        """How late the request was sent."""
         return (self.sent_s - self.scheduled_s) * 1e3
 
 

@@ -1,4 +1,4 @@
-"""Report: the judgement on one subject, from which every rendering is made (`report.json`)."""
+"""Report: the verdict on one subject, the source of every rendering (`report.json`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence that a person should read."""
+    """A sentence for the reader of the report."""
 
     severity: Severity
     text: str

@@ -1,6 +1,6 @@
-"""Self-test: known changes are put into a copy of the baseline's own samples; each must flip the verdict.
+"""Self-test: known changes injected into a copy of the baseline's own samples must each flip the verdict.
 
-A gate that lets a planted regression pass is broken, whatever it says of the candidate. The copy makes
+A gate that lets an injected regression pass is broken, whatever it says about the candidate. The copy makes
 the true ratio exact, so no noise can excuse a wrong answer. The classic fault is a metric whose
 direction is reversed: a slow-down is then reported as an improvement.
 """
@@ -33,7 +33,7 @@ REVERSED = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One planted change, what the gate had to say of it and what it said."""
+    """One injected change, with the expected and the actual verdict."""
 
     name: str
     expected: Verdict

@@ -1,4 +1,4 @@
-"""Validity of a load measurement: what makes it worthless, judged before any comparison."""
+"""Validity of a load measurement, checked before any comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OVERLOAD = (
     *("status 429", "status 503", "no whole answer within"),
     *("Too Many Requests", "Service Unavailable"),  # as `vllm bench serve` writes them down
 )
-"""How the errors of requests begin that a server turned away, or left unanswered, for want of room."""
+"""Prefixes of the errors of requests that a server rejected, or left unanswered, for lack of capacity."""
 
 
 def turned_away(run: Run) -> int:
@@ -39,7 +39,7 @@ def turned_away(run: Run) -> int:
 
 
 def why_not_kept_up(runs: Sequence[Run]) -> str:
-    """What shows that a side cannot keep up with the load; empty when it answered everything."""
+    """Evidence that a side cannot keep up with the load; empty when it answered everything."""
     for number, run in enumerate(runs, 1):
         if count := turned_away(run):
             first = next(r for r in run if turned_away([r]))
@@ -62,8 +62,8 @@ def rate_ratio(run: Run) -> float:
 def why_invalid_run(run: Run, limits: ValidityLimits, *, judged: bool = False) -> str:
     """The first rule that one run breaks; empty when it is valid.
 
-    Of the side that is `judged`, requests that were turned away for want of room do not count as failed:
-    they are a loss, not a fault of the measurement (`why_not_kept_up`).
+    For the side that is `judged`, requests rejected for lack of capacity do not count as failed:
+    they are a regression, not a fault of the measurement (`why_not_kept_up`).
     """
     failed = [r for r in run if r.error is not None and not (judged and turned_away([r]))]
     if len(failed) > limits.max_failed_ratio * len(run):

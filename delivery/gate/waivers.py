@@ -1,4 +1,4 @@
-"""Waivers: a named failure that someone answers for, until a day. Printed everywhere, expired by itself."""
+"""Waivers: a named failure accepted by an owner until a date. Printed everywhere; expires by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Waiver:
     check: str = ""
 
     def covers(self, report: Report, metric: str) -> bool:
-        """A metric without a corpus stands for every corpus, as it does among limits."""
+        """A metric without a corpus covers every corpus, as it does in limits."""
         return self.metric in (metric, definition(metric).name) and self.check in ("", report.check)
 
 
@@ -57,7 +57,7 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
     """The report with its waived failures marked.
 
     The verdict becomes `waived` when every failing metric is covered; a failure without a metric, an
-    inconclusive or an invalid measurement cannot be waived. Where such a part stands beside the failure
+    inconclusive or an invalid measurement cannot be waived. If there is such a part besides the failure
     (`details["besides"]`, or another metric's status), the verdict becomes that part's. Expired waivers are
     named and do nothing.
     """
@@ -90,7 +90,7 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
 
 
 def _left(report: Report) -> Verdict:
-    """What a report says once its failures are waived."""
+    """The verdict of a report once its failures are waived."""
     told = [m.status for m in report.metrics] + [str(report.details.get("besides", "shown"))]
     return worst([Verdict.WAIVED, *(Verdict(s) for s in told if s not in ("shown", Verdict.FAIL))])
 

@@ -129,7 +129,7 @@ def kv_layout(name: str) -> KVLayout:
 
 
 def layout_of(cache: torch.Tensor) -> KVLayout:
-    """The layout of a value tensor, told by its dtype."""
+    """The layout of a value tensor, identified by its dtype."""
     return next((layout for layout in LAYOUTS.values() if layout.dtype == cache.dtype), LAYOUTS["auto"])
 
 

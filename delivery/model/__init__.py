@@ -1,6 +1,6 @@
-"""The model room: configs, families of checkpoints, and the one decoder block.
+"""Models: configs, checkpoint families, and the one decoder block.
 
-The door loads lazily: configs and families need no torch.
+The package loads lazily: configs and families need no torch.
 """
 
 from __future__ import annotations

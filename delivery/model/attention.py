@@ -70,7 +70,7 @@ def scale_of(config: ModelConfig) -> float:
 class DenseAttention:
     """Causal attention over a flat batch of sequences, each from its position 0.
 
-    sequence_lengths: tokens per sequence, in the order in which they stand in the batch; or None to
+    sequence_lengths: tokens per sequence, in batch order; or None to
     treat the whole batch as one sequence. Differentiable; any float dtype.
     """
 

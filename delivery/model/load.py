@@ -45,7 +45,7 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What stands before and after the blocks. table: [vocabulary, H]; head: Linear, tied or not."""
+    """Embedding, final norm and head. table: [vocabulary, H]; head: Linear, tied or not."""
 
     table: torch.Tensor
     norm: Norm

@@ -17,7 +17,7 @@ class Names(Protocol):
 
 
 def find_root(source: Names, family: Family) -> str:
-    """The prefix under which the text model's tensors stand, found by the embedding table.
+    """The prefix of the text model's tensors, found by the embedding table.
 
     Raises DataError `missing-weight`.
     """

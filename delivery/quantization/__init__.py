@@ -1,6 +1,6 @@
 """Quantisation: pure tensor functions, schemes (one file each), and the layer-by-layer driver.
 
-The door loads lazily: the names of the schemes are known without torch.
+The package loads lazily: scheme names are known without torch.
 """
 
 from __future__ import annotations

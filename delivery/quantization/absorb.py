@@ -1,7 +1,7 @@
-"""Divide the input of linear layers by a scale and multiply their weights by it, without a trace left.
+"""Divide the input of linear layers by a scale and multiply their weights by it: an exact rewrite.
 
-What feeds the layers takes the division: the norm before them, or the linear layer whose outputs
-reach them channel by channel (up → down, v → o). The function that the block computes stays the same.
+The division goes into what feeds the layers: the norm before them, or the linear layer whose outputs
+reach them channel by channel (up → down, v → o). The block's function is unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AWQ: activation-aware scales for 4-bit weights (Lin et al. 2023, arXiv:2306.00978).
 
-Input channels that carry much are multiplied before rounding and divided again by what feeds them.
+Salient input channels are scaled up before rounding; what feeds them is divided by the same scale.
 The paper scores a candidate by running the block; here its error on the layer's outputs is read
-off the Gram matrix G = Σ x xᵀ, which is accumulated once: N·K² operations a candidate instead of
+off the Gram matrix G = Σ x xᵀ, which is accumulated once: N·K² operations per candidate instead of
 tokens·N·K, and no activation is kept.
 """
 

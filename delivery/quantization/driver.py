@@ -1,7 +1,7 @@
 """The layer-by-layer driver: one decoder block on the device, samples streamed through it.
 
-For every block: the float block sees what the quantised blocks before it made of the samples, its
-inputs are watched, it is quantised, and the quantised block makes the next block's samples, so that
+For every block: the float block gets the samples as the quantised blocks before it output them, its
+inputs are observed, it is quantised, and the quantised block computes the next block's samples, so that
 later layers are fitted to the errors of earlier ones (`propagate`; off, they see the float model).
 """
 
@@ -31,7 +31,7 @@ _COMPARED_TOKENS = 4096
 
 @dataclass(slots=True)
 class BlockResult:
-    """What became of one block.
+    """The result of quantising one block.
 
     work: its layers with results, biases, norms. errors: one per quantised layer. block_relative: error
     of the block's output on the first few thousand tokens; None without data. kv: k_scale and v_scale.
@@ -51,7 +51,7 @@ class BlockResult:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is to happen to one linear layer: its scheme and, for grouped schemes, its group size."""
+    """The plan for one linear layer: its scheme and, for grouped schemes, its group size."""
 
     scheme: Scheme
     group_size: int = -1
@@ -181,7 +181,7 @@ class Driver:
     def _advance(
         self, layer: int, quantized: BlockWeights, compared: list[_Compared], stream: Stream
     ) -> float:
-        """Run the quantised block, over everything or over what is compared; its relative output error."""
+        """Run the quantised block over all samples, or the compared ones; its relative output error."""
         references = {id(c.piece): c for c in compared}
         lost = total = 0.0
         pieces = stream.run() if self.propagate else ((c.piece, c.hidden) for c in compared)

@@ -1,4 +1,4 @@
-"""The embedding table in 4 bits: rounded to nearest, before anything is fitted to what it gives."""
+"""The embedding table in 4 bits: rounded to nearest before any layer is calibrated on its output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from delivery.quantization.options import Options
 
 FORMAT = "deliver"
-"""The one format that has a place for it; the others mean linear layers."""
+"""The only format that can store it; the others quantise linear layers only."""
 _ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPlan:
-    """Where the table stands, its shape [rows, columns], and the columns that share a scale."""
+    """The table's name, its shape [rows, columns], and its group size."""
 
     prefix: str
     rows: int

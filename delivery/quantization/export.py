@@ -1,4 +1,4 @@
-"""From a finished block to the tensors that go into a checkpoint, in one on-disk format."""
+"""From a finished block to its checkpoint tensors, in one on-disk format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delivery.quantization.work import BlockWork, Layer
 def block_tensors(
     result: BlockResult, targets: Sequence[Target], format_module: Any
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of a block that is new or changed: packed weights, biases, norms, cache scales.
+    """Every new or changed tensor of a block: packed weights, biases, norms, cache scales.
 
     Fused layers are put together again in their stored order; experts that the source stacks in one tensor
     are written apart, those that stay as they are too where others of the stack do not.

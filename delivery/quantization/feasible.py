@@ -1,4 +1,4 @@
-"""Whether what is asked for can be done to a checkpoint, from its config and headers."""
+"""Whether a checkpoint can be quantised as requested, from its config and headers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_float(checkpoint: Outline) -> None:
 def feasible_plan(
     checkpoint: Outline, wishes: Wishes, form: str, kv: str | None, *, calibrated: bool, tuned: bool
 ) -> tuple[ModelPlan, str]:
-    """The plan, and the name of the format that can hold it.
+    """The plan, and the name of a format that can represent it.
 
     form: a format's name, or 'auto' for the scheme's usual one. calibrated: there is calibration data.
     tuned: blocks are to be fine-tuned on it.

@@ -1,4 +1,4 @@
-"""GPTQ: round columns in turn and let the rest make up for the error (Frantar et al., arXiv:2210.17323).
+"""GPTQ: round columns in turn and compensate in the rest (Frantar et al., arXiv:2210.17323).
 
 The Hessian of a layer's squared output error is the Gram matrix of its inputs, so GPTQ and AWQ share
 one accumulation.
@@ -28,7 +28,7 @@ class Solver:
 
     act_order: "static" takes columns by falling activation, with scales formed beforehand for groups
         in their stored order, so no g_idx is needed; "group" forms groups along that order and stores
-        g_idx; "off" takes columns as they stand.
+        g_idx; "off" takes columns in stored order.
     damping: share of its own diagonal that is added to the Hessian; ten times more, up to five times,
         when it will not factor. The paper adds a share of the mean, which leaves quiet channels with
         nothing but damping and loud ones with none; a share of each channel's own energy shrinks all
@@ -45,7 +45,7 @@ _DEFAULT = Solver()
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """qtensor; damping that was needed; None when no damping helped and the layer was rounded plainly."""
+    """qtensor, and the damping needed; None if none helped and the layer was rounded to nearest."""
 
     qtensor: QTensor
     damping: float | None

@@ -1,7 +1,7 @@
 """Integer grids: round a weight to a few bits per group of input features, and back.
 
 Pure tensor functions. Every scheme that makes integers goes through `quantize`, so that scales are
-formed, rounded to their stored dtype and made safe (no zero, no infinity) in one place.
+computed, rounded to their stored dtype and made safe (no zero, no infinity) in one place.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def quantize(
 
 
 def dequantize(qtensor: QTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight [N, K] that a QTensor stands for."""
+    """The weight [N, K] that a QTensor represents."""
     return qtensor.dequantize(dtype)
 
 

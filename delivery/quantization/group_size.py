@@ -1,4 +1,4 @@
-"""A group size for every layer: what was asked for where it divides, a smaller one or none elsewhere."""
+"""A group size for every layer: the requested one where it divides, a smaller one or none elsewhere."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def common_group_size(wanted: int, columns: Iterable[int], minimum: int = 32) ->
 
 
 def reduced(chosen: Mapping[str, int | None], wanted: Mapping[str, int]) -> dict[str, str]:
-    """Layer → a sentence, for every layer that got another size than was asked for."""
+    """Layer → a sentence, for every layer whose group size differs from the requested one."""
     notes = {}
     for name, size in chosen.items():
         if size is None:

@@ -1,4 +1,4 @@
-"""Which GPUs can run what a scheme makes: int8 from sm70, FP8 from sm89."""
+"""Which GPUs can run a scheme's output: int8 from sm70, FP8 from sm89."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from delivery.quantization.work import BlockWork, Layer
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """How well one linear layer was quantised.
+    """The quantisation error of one linear layer.
 
     name: prefix in the checkpoint. canonical: name within the block (several may share a prefix where
     the file fuses them). relative: ‖error‖ / ‖output‖ where activations were seen, else of the weights;

@@ -1,4 +1,4 @@
-"""layers.json: what became of every linear layer, beside the weights."""
+"""layers.json: how every linear layer was quantised, stored next to the weights."""
 
 from __future__ import annotations
 

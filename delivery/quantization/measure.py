@@ -28,7 +28,7 @@ def row_losses(error: torch.Tensor, gram: torch.Tensor | None) -> torch.Tensor:
 
 
 def relative_error(error: torch.Tensor, weight: torch.Tensor, gram: torch.Tensor | None) -> float:
-    """‖X Eᵀ‖ / ‖X Wᵀ‖ over all tokens (‖E‖ / ‖W‖ without a Gram matrix); 0 for a layer that gives 0."""
+    """‖X Eᵀ‖ / ‖X Wᵀ‖ over all tokens (‖E‖ / ‖W‖ without a Gram matrix); 0 for a layer whose output is 0."""
     lost = float(row_losses(error.float(), gram).sum(dtype=torch.float64))
     total = float(row_losses(weight.float(), gram).sum(dtype=torch.float64))
     if total == 0:

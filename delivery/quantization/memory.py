@@ -1,4 +1,4 @@
-"""Peak memory of layer-by-layer work: foretold from the config, and measured. No torch at import."""
+"""Peak memory of layer-by-layer work: predicted from the config, and measured. No torch at import."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def peak_bytes(device: str) -> int | None:
 
 
 def gigabytes(size_bytes: float | None) -> str:
-    """A size for people: `1.2 GB`, or `unknown`."""
+    """A human-readable size: `1.2 GB`, or `unknown`."""
     return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.1f} GB"
 
 
 def _mlps(config: ModelConfig) -> list[tuple[int, int]]:
-    """(inner features, how many of that size stand in one block) of the kinds of MLP that a model has."""
+    """(inner features, how many of that size one block has) of the kinds of MLP in a model."""
     moe = config.moe
     if moe is None:
         return [(config.intermediate_size, 1)]

@@ -1,4 +1,4 @@
-"""Watch what passes through a block: inputs of its linear layers, keys and values of its attention."""
+"""Observe a block: inputs of its linear layers, keys and values of its attention."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Options:
     """What a user can choose; a scheme reads what concerns it.
 
     symmetric, narrow: the integer grid (see `Grid`). clip: search narrower ranges per group.
-    rounding: to the nearest value, or as GPTQ does it, errors made up for by later columns.
+    rounding: to the nearest value, or as GPTQ does, with errors compensated in later columns.
     duo, points: AWQ's search. act_order, damping: GPTQ's solver. alpha, search_scale: SmoothQuant.
     outliers: share of the weights kept at 6 bit (0 for none).
     """

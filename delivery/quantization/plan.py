@@ -32,7 +32,7 @@ class Target:
     """One linear layer. name: canonical. prefix: in the checkpoint (several parts may share one).
 
     stored: prefix that it is written under; an expert of a stacked tensor gets a place of its own.
-    planned: None for a layer that stays as it is; note: why it does, or what differs from the wish.
+    planned: None for a layer that stays unquantised; note: why, or what differs from the request.
     """
 
     layer: int
@@ -52,7 +52,7 @@ class ModelPlan:
 
     targets: tuple[Target, ...]
     plain: tuple[str, ...] = field(default=())
-    """Prefixes of matrices outside the blocks that stay as they are: the output head, a vision tower."""
+    """Prefixes of matrices outside the blocks that stay unquantised: the output head, a vision tower."""
     embedding: EmbeddingPlan | None = None
     """None where the embedding stays as it is."""
     embedding_note: str = ""
@@ -69,7 +69,7 @@ class ModelPlan:
         return tuple(found.values())
 
     def prototypes(self, options: Options) -> dict[str, QTensor | None]:
-        """Prefix → a QTensor without data, or None for a plain layer: what formats are asked about."""
+        """Prefix → a QTensor without data, or None for an unquantised layer: the input of format checks."""
         sizes: dict[str, int] = {}
         for target in self.targets:
             sizes[target.stored] = sizes.get(target.stored, 0) + target.rows
@@ -86,7 +86,7 @@ class ModelPlan:
         return found | dict.fromkeys(self.plain)
 
     def notes(self) -> list[str]:
-        """A sentence for every layer that is not quantised as asked, one per kind of layer and reason."""
+        """A sentence for every layer that is not quantised as requested, one per kind of layer and reason."""
         counted: dict[tuple[str, str], list[int]] = {}
         for t in self.targets:
             if t.note:
@@ -102,9 +102,9 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a user asks for. recipe: pattern → scheme name or 'skip', later entries win.
+    """What a user requests. recipe: pattern → scheme name or 'skip', later entries win.
 
-    skip: patterns of layers to leave alone. tensor_parallel: ranks that row-parallel layers are cut over.
+    skip: patterns of unquantised layers. tensor_parallel: ranks that row-parallel layers are split over.
     single_size: one group size for all layers, for formats that know only one. weights: names of all
     matrices in the checkpoint, so that those outside the decoder (a vision tower) can be listed as plain.
     """

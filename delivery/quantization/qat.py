@@ -1,4 +1,4 @@
-"""Fine-tune the last quantised blocks by gradient: integers and scales, until their output fits again.
+"""Fine-tune integers and scales of the last quantised blocks by gradient descent on their output.
 
 Rounding passes gradients straight through (Bengio et al., arXiv:1308.3432); scales learn as in LSQ
 (Esser et al., arXiv:1902.08153). What is minimised is the distance to the float model's own hidden
@@ -56,7 +56,7 @@ class Tuned:
 class Trainable:
     """A quantised linear layer whose integers and scales learn.
 
-    place: float32 [N, K], where each weight stands on its grid, in steps; it starts at what was rounded,
+    place: float32 [N, K], each weight's position on its grid in steps; it starts at the rounded value,
     but inside the cell of the integer that the scheme chose. grow: log-change of each scale.
     """
 

@@ -1,4 +1,4 @@
-"""Layer-by-layer work that survives a kill: results per layer, and hidden states now and then."""
+"""Layer-by-layer work that survives a kill: results per layer, and hidden states at intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block as it runs: in the dtype of the calibration, float or with its quantised layers simulated."""
+"""A block in the calibration dtype, float or with its quantised layers simulated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Simulated:
 
 
 def simulate(qtensor: QTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Simulated:
-    """The layer that a QTensor stands for, running in `dtype`."""
+    """The layer that a QTensor represents, running in `dtype`."""
     weight = qtensor.dequantize(dtype)
     cast = None if bias is None else bias.to(dtype)
     return Simulated(weight, cast, qtensor.act_dtype, qtensor.input_scale)

@@ -1,4 +1,4 @@
-"""Scheme: what a file under `schemes/` defines."""
+"""Scheme: the interface of a file under `schemes/`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ how much each output feature matters to the block."""
 class Storage:
     """What a scheme's weights look like when stored.
 
-    weight: dtype of the elements (uint8 and int8 stand for `bits` of them). activation: dtype that
+    weight: dtype of the elements (uint8 and int8 hold values of `bits` bits). activation: dtype that
     inputs are quantised to, None for none; `static`: with a scale fixed beforehand.
     """
 
@@ -92,7 +92,7 @@ class Scheme:
     needs: what must be known of the activations, given the options; empty for data-free schemes.
     quantize: works on a `BlockWork` in place: moves scales where it wants, then finishes every layer.
     formats: on-disk formats that can hold the result, the default first.
-    compensates: whether rounding errors are made up for by later columns, given the options.
+    compensates: whether rounding errors are compensated in later columns, given the options.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One model through the driver, layer by layer, with everything kept that a kill must not lose."""
+"""Run one model through the driver layer by layer, and keep each result so that a killed run can resume."""
 
 from __future__ import annotations
 

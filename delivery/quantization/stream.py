@@ -35,7 +35,7 @@ class Stream:
     """The hidden states of all samples at one place in the model.
 
     device: where blocks run. home: where hidden states wait between blocks; the device itself when they
-    are small beside its memory, else the CPU.
+    are small compared with its memory, else the CPU.
     """
 
     def __init__(self, pieces: list[Piece], device: torch.device, home: torch.device) -> None:

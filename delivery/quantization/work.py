@@ -1,4 +1,4 @@
-"""BlockWork: one decoder block on the bench. Schemes read it, move scales in it and finish its layers."""
+"""BlockWork: one decoder block being quantised. Schemes read it, move scales in it and finish its layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_EXPERT_TOKENS = 32
 class Layer:
     """A linear layer while its block is worked on.
 
-    source: as loaded. weight: float32 [N, K] as it stands now, scales moved in. bias: as it stands now.
+    source: as loaded. weight: current float32 [N, K], scales moved in. bias: the current one.
     columns, rows: what the weight was multiplied by on its inputs [K], and divided by on its outputs [N];
     None for nothing. group_size: input features per scale for grouped schemes. result: when finished.
     """
@@ -216,7 +216,7 @@ class BlockWork:
         return absorb.rows_of_values(scale, c.num_heads, c.num_kv_heads, c.head_dim)
 
     def float_block(self) -> BlockWeights:
-        """The block as it stands now in float32, scales moved, nothing rounded: computes the same."""
+        """The current block in float32: scales moved, nothing rounded; the same function as the source."""
         linears = {n: replace(a.source, weight=a.weight, bias=a.bias) for n, a in self.layers.items()}
         return replace(self._source.with_linears(linears), norms={**self._source.norms, **self.norms})
 

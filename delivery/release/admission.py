@@ -1,4 +1,4 @@
-"""Whether an engine may be released: its reports say so, are about it, and measured what will serve it."""
+"""Whether an engine may be released: its reports pass, are about it, and measured its runtime."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ RUNBOOK = "RUNBOOK.md"
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What a release is made of.
+    """The contents of a release.
 
     served: the artifact whose files the server loads. reports: judgements with the artifacts that
     hold them. materials: every artifact that went in, for provenance and bill of materials.

@@ -1,7 +1,7 @@
-"""Where a release comes from: an in-toto Statement v1 with SLSA Provenance v1.
+"""The origin of a release: an in-toto Statement v1 with SLSA Provenance v1.
 
-No time and no machine stand in it, so the same inputs give the same bytes; the run's own record is
-beside the artifact.
+It contains no time and no machine, so the same inputs give the same bytes; the run's own record is
+next to the artifact.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def provenance(
 ) -> dict[str, Any]:
     """A statement about `subjects` (files of the release).
 
-    params: what the package step was told. materials: the artifacts that went in, with what their
-    steps were told. commit and repository: of the weights, empty when unknown.
+    params: parameters of the package step. materials: the input artifacts with the parameters of their
+    steps. commit and repository: of the weights, empty when unknown.
     """
     dependencies = [_dependency(artifact) for artifact in materials]
     if commit:

@@ -1,4 +1,4 @@
-"""RUNBOOK.md: what the person on call reads."""
+"""RUNBOOK.md, for the engineer on call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that a release can run: how each is started, asked, and measured.
+"""The servers that a release can run: how each is started, probed, and monitored.
 
 Metric names are those that the server of that runtime exports; alerts, dashboard and autoscaler are
 rendered from them, so that no query names a series of another runtime.

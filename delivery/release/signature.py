@@ -1,7 +1,7 @@
 """Signing a release: Ed25519 (RFC 8032), whose signature depends on key and text alone.
 
 What is signed is `index.json`, which lists the SHA-256 of every other file of the release. Without a
-key of one's own an ephemeral one is made: its public half ships, so that damage shows, but it proves
+key an ephemeral one is made: its public half ships, so that damage is detected, but it proves
 nobody's identity and says so.
 """
 
@@ -31,7 +31,7 @@ _DSSE_TYPE = "application/vnd.in-toto+json"
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key, and whether it stands for somebody."""
+    """A private key, and whether it is ephemeral."""
 
     key: Ed25519PrivateKey
     is_ephemeral: bool

@@ -1,4 +1,4 @@
-"""A smoke suite's answers in a report: what is wrong with each, counted, listed and shown."""
+"""A smoke suite's answers in a report: the faults of each, counted, listed and shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The comment on a merge request: what the checks of one commit say, in one place that is kept up to date.
+"""The comment on a merge request: the verdicts of one commit's checks, in one comment that is updated.
 
-A hidden marker at its beginning names the pipeline, and whoever posts again finds the comment by it and
-changes it: a branch that is pushed to twenty times has one comment, not sixty.
+A hidden marker at its beginning names the pipeline; the next post finds the comment by it and
+edits it: a branch that is pushed to twenty times has one comment, not sixty.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class NoThread:
 
 
 def thread_of(environ: Mapping[str, str]) -> Thread | NoThread:
-    """The merge request that this CI job belongs to, as the system's own variables tell."""
+    """The merge request that this CI job belongs to, from the CI system's own variables."""
     if environ.get("GITLAB_CI"):
         number, found = environ.get("CI_MERGE_REQUEST_IID", ""), _gitlab
     elif environ.get("GITHUB_ACTIONS"):

@@ -24,7 +24,7 @@ class Settings:
     foreign_limit: float
     self_test: bool = False
     partner_named: bool = False
-    """Whether somebody asked for the engine that ran beside the candidate, or it was the baseline's."""
+    """Whether the user named the engine that ran side by side; otherwise it was the baseline's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that measures this again."""
 
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the candidate is held against; `paired` runs were interleaved with the candidate's."""
+    """What the candidate is compared with; `paired` runs were interleaved with the candidate's."""
 
     runs: Sequence[Sequence[RequestRecord]]
     memory: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Parts that every check's report has: the commit, the facts, the baseline, the command to see it again."""
+"""Parts common to all reports: the commit, the facts, the baseline, the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def current_commit() -> str:
 
 
 def commit_of(report: Artifact) -> str:
-    """The commit that a report was made at; the present one where it does not tell."""
+    """The commit that a report was made at; the current one if it is not recorded."""
     path = report.file(FILE_NAME)
     told = Report.read(report.path).details.get("commit") if path.is_file() else ""
     return str(told or current_commit())
 
 
 def measurement_of(report: Artifact) -> str:
-    """Digest of the measurement that a report judges; a measurement stands for itself."""
+    """Digest of the measurement that a report judges; a measurement's own digest."""
     return str(report.manifest.inputs.get("measurement", report.digest))
 
 

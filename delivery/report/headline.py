@@ -1,4 +1,4 @@
-"""The first screen: what got worse, by how much, how sure that is, since when, how to see it again."""
+"""The first screen: what got worse, by how much, how certain, since when, how to reproduce it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _worse(metric: Metric, level: str) -> Worse:
 
 
 def _beyond(share: float) -> str:
-    """Where a value stands to its limit, `share` of which it is."""
+    """A value relative to its limit; `share` is value / limit."""
     if share >= 3:
         return f"{words.number(float(round(share)))} times the limit"
     return f"{abs(share - 1) * 100:.3g} % {'over' if share > 1 else 'under'} the limit"

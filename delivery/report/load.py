@@ -1,4 +1,4 @@
-"""The load of a comparison: whether it says anything, was fair to the baseline, and who could keep up."""
+"""The load of a comparison: whether it is valid, fair to the baseline, and sustained by both sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) -> str:
-    """Why a measurement says nothing, whatever it is compared with; empty when it can be judged.
+    """Why a measurement is invalid, whatever it is compared with; empty when it can be judged.
 
     rate: requests/s of an open loop. foreign_limit: the share of the device that others may use.
     """
@@ -33,21 +33,21 @@ def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) 
 
 
 def why_no_baseline(measured: Measured, rate: float | None, foreign_limit: float) -> str:
-    """Why nothing should be held against the candidate of a measurement; empty when it may be a baseline."""
+    """Why a measurement cannot become a baseline; empty when it can."""
     side = measured.candidate
     reason = why_worthless(measured, rate, foreign_limit) or validity.why_not_kept_up(side.runs)
     return reason or ("" if rate is None else why_too_fast(rate, side.capacity))
 
 
 def _why_unfair_beside(rate: float | None, measured: Measured) -> str:
-    """Why an open loop asked too much of the engine that ran beside the candidate; empty otherwise."""
+    """Why an open loop was too fast for the engine that ran side by side; empty when it was not."""
     if rate is None or measured.baseline is None:
         return ""
     return why_too_fast(rate, measured.baseline.capacity)
 
 
 def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
-    """Whether the candidate bears the load. rate: None in a closed loop. baseline: its requests/s."""
+    """Whether the candidate sustains the load. rate: None in a closed loop. baseline: its requests/s."""
     metrics = _turned_away(side)
     if rate is None:
         return Part(Verdict.FAIL if metrics else Verdict.PASS, metrics)

@@ -78,7 +78,7 @@ def findings(measured: Mapping[str, Any], judged: Sequence[Metric]) -> list[Find
 def against(
     judged: Sequence[Metric], before: Mapping[str, float], drift: float
 ) -> tuple[list[Metric], list[Finding]]:
-    """Hold each perplexity against the last release's as well: more than `drift` times it fails."""
+    """Compare each perplexity with the last release's as well: more than `drift` times it fails."""
     out, told = [], []
     for metric in judged:
         past = before.get(metric.name)
@@ -143,7 +143,7 @@ def charts_of(measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[di
 
 
 def table(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers per corpus, the engine beside the source."""
+    """Numbers per corpus, the engine next to the source."""
     rows = []
     for corpus, sums in measured["corpora"].items():
         v = numbers(sums)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from delivery.gate.report import Report
 
 RENDERINGS = ("junit.xml", "metrics.txt", "summary.md", "report.html", "charts.json")
-"""What stands beside `report.json` afterwards."""
+"""The files that `render` writes next to `report.json`."""
 
 
 def render(report: Report, out_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a smoke measurement is judged by: limits, the plan's memory, the timed runs of a baseline."""
+"""How a smoke measurement is judged: limits, the planned memory, the timed runs of a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers and verdicts are written for people, the same in every rendering."""
+"""How numbers and verdicts are written in every rendering."""
 
 from __future__ import annotations
 

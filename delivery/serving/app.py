@@ -41,7 +41,7 @@ R = TypeVar("R", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a server is told. Times in seconds, sizes in bytes, rates in requests a minute (0: no limit)."""
+    """Settings of a server. Times in seconds, sizes in bytes, rates in requests per minute (0: no limit)."""
 
     engine: Path
     model_name: str
@@ -264,6 +264,6 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
-    """Our own mistake: starlette logs the traceback, the client reads the usual shape."""
+    """An internal error: starlette logs the traceback, the client gets the usual error object."""
     problem = Problem(500, "internal_error", "the server made a mistake; its log says which")
     return JSONResponse(problem.to_json(), status_code=500)

@@ -27,7 +27,7 @@ _RETRY_AFTER_S = 2.0
 
 @dataclass
 class Choice:
-    """One finished output. `logprobs` has one entry a token when they were asked for."""
+    """One finished output. `logprobs` has one entry per token if requested."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

@@ -30,7 +30,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def admit(self, caller: str) -> float:
-        """0 when the call may go on, otherwise the seconds to wait."""
+        """0 when the call is admitted, otherwise the seconds to wait."""
         if self._per_second <= 0:
             return 0.0
         now = self._clock()

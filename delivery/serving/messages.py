@@ -56,7 +56,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one step produced, and how the engine stands after it."""
+    """The outputs of one step, and the engine's state after it."""
 
     outputs: tuple[RequestOutput, ...]
     stats: EngineStats
@@ -64,7 +64,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that cannot be run, with the reason that its client is told."""
+    """A request that cannot be run, with the reason for its client."""
 
     request_id: str
     error: DeliverError

@@ -1,4 +1,4 @@
-"""Expectations: what is wrong with one answer, in sentences that name what was expected and seen."""
+"""Expectations: the faults of one answer, as sentences that name what was expected and found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 _JUDGE_LANGUAGE_FROM = 12
-"""Fewer letters do not tell a language."""
+"""Fewer letters do not identify a language."""
 
 
 @dataclass(frozen=True, slots=True)

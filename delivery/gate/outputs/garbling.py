@@ -1,4 +1,4 @@
-"""Garbling: text that no writer of any language would produce.
+"""Garbling: text that no writer in any language would produce.
 
 Signs are counted per text and are few on purpose: what a small model writes badly (wrong facts, poor
 style) is not garbled. Thresholds were set on outputs of a good small model and of the same model with
@@ -34,7 +34,7 @@ _MANY_SCRIPTS = 4
 def garbled(text: str, *, cut: bool = False) -> list[str]:
     """What is wrong with the text, one sentence each; empty for a clean text.
 
-    cut: the output ended at its token limit, so a character that is half there at its end is no fault.
+    cut: the output ended at its token limit, so an incomplete last character is not a fault.
     """
     found = [*_characters(text.rstrip("\ufffd") if cut else text)]
     prose = _CODE.sub(" ", text)

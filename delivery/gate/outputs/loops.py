@@ -1,6 +1,6 @@
 """Loops: text that repeats itself, the classic sign of a wrong rotary base or a broken cache.
 
-Small models repeat themselves a little (lists, refrains), so one repeated sentence is no loop. Three signs
+Small models repeat themselves a little (lists, refrains), so one repeated sentence is not a loop. Three signs
 are looked for, each over words and punctuation marks (characters where a script has no spaces): a block
 that comes back over and over to the end of the text, such a block anywhere that makes up much of the
 text, and few distinct four-grams.

@@ -1,4 +1,4 @@
-"""Smoke suites: prompts and what their answers must be like, as data. The one schema of `smoke/*.yaml`.
+"""Smoke suites: prompts and expectations on the answers, as data. The one schema of `smoke/*.yaml`.
 
 version: 1
 name: english
@@ -45,7 +45,7 @@ _EXPECT_KEYS = ("contains", "regex", "absent", "words", "json", "language", "loo
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What an answer must be like; the fields are those of the schema above."""
+    """Expectations on an answer; the fields are those of the schema above."""
 
     contains: tuple[tuple[str, ...], ...] = ()
     regex: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """LLVM building blocks of the CPU kernels: vectors, wide loads, atomics, and how each stored format decodes.
 
-numba compiles loops well but gives no hold on vectors, so the inner loops are written as LLVM IR: 16
+numba compiles loops well but does not expose vectors, so the inner loops are written as LLVM IR: 16
 lanes at a time, which LLVM lowers to whatever the processor has (two AVX2 registers, one AVX-512, four
 NEON). Addresses are int64; every load may be unaligned.
 """

@@ -310,7 +310,7 @@ def run(op: int, thread: int, piece: int) -> None:
 
 @kernel(KERNEL)
 def activate(op: int, _thread: int, m: int) -> None:
-    """One row of act(gate) · up where gate and up [.., N / 2] each stand side by side in X."""
+    """One row of act(gate) · up; gate and up [.., N / 2] are the halves of X."""
     half = read_i64(op + 8 * N) // 2
     row = read_i64(op + 8 * X) + m * read_i64(op + 8 * X_STRIDE)
     out = read_i64(op + 8 * OUT) + m * read_i64(op + 8 * OUT_STRIDE)

@@ -23,7 +23,7 @@ class PackedCpu:
     chunk's 16 holds weights i and i + 16). scale: float32 [N] of 8-bit rows; float16 or float32
     [N, groups] of 4-bit groups; None for floats. zero: uint8 [N, groups] or None.
     act_dtype, input_scale: how activations are quantised, if at all. order: int64 [K], the input
-    features as the groups have them (GPTQ act-order); None as they stand.
+    features in group order (GPTQ act-order); None for stored order.
     """
 
     form: str

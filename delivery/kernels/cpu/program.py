@@ -2,7 +2,7 @@
 
 An operation is 32 int64 slots: the addresses of its compiled functions, its number of pieces, and its
 arguments. Threads claim pieces by an atomic counter; an operation begins when all pieces of the one
-before are done. A thread that the system took away holds up nobody but the piece that it had claimed.
+before are done. A descheduled thread delays only the piece that it has claimed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row operations of a CPU program: embedding, norms, the MLP's activation where it stands alone."""
+"""Row operations of a CPU program: embedding, norms, the MLP's activation when it is not fused."""
 
 from __future__ import annotations
 

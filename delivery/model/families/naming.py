@@ -40,7 +40,7 @@ def linears(config: ModelConfig, layer: int) -> dict[str, Part]:
 
 
 def gated_attention(config: ModelConfig, layer: int) -> dict[str, Part]:
-    """q, k, v and o; behind each head's rows of q_proj stand those of its gate (Qwen3-Next, Qwen3.5)."""
+    """q, k, v and o; each head's rows in q_proj are followed by those of its gate (Qwen3-Next, Qwen3.5)."""
     parts, dim = attention(config, layer), config.head_dim
     starts = range(0, 2 * dim * config.num_heads, 2 * dim)
     stored = parts["q_proj"].prefix
@@ -73,7 +73,7 @@ def experts(
 ) -> dict[str, Part]:
     """The router and every expert at the prefix `at`; expert layers may have other `names`.
 
-    An expert's layers stand alone, or in tensors of all experts: gate and up joined, and down.
+    An expert's layers are stored one by one, or in tensors of all experts: gate and up joined, and down.
     """
     parts = {"router": Part(f"{at}.{router}")}
     size = moe.intermediate_size

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: routed experts beside one that every token passes, behind a gate."""
+"""Qwen1.5-MoE and Qwen2-MoE: routed experts and a gated shared expert."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Vision-language checkpoints: the language tower is a model of another family, found by structure.
 
-Its config is `text_config`, or stands among the others in older files; its tensors lie under one of
+Its config is `text_config`, or part of the top level in older files; its tensors are under one of
 `family.ROOTS`. Text alone has one position a token, so multimodal rotary is plain rotary. What is not the
-language tower is carried along as it is.
+language tower is carried over unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FP8 weights per channel, FP8 activations per token with scales formed on the way. No calibration."""
+"""FP8 weights per channel, FP8 activations per token with dynamic scales. No calibration."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def quantize(work: BlockWork) -> None:
 
 
 def _absmax(work: BlockWork, group: InputGroup) -> float:
-    """The largest input of a group; for an expert that no token reached, that of its fellows."""
+    """The largest input of a group; for an expert that no token reached, that of the other experts."""
     found = work.statistics.get(group.key)
     if found is not None and found.tokens:
         return float(found.absmax.max())

@@ -1,4 +1,4 @@
-"""GPTQ: 4-bit weights, each rounding error made up for by the columns after it (arXiv:2210.17323)."""
+"""GPTQ: 4-bit weights, each rounding error compensated in the columns after it (arXiv:2210.17323)."""
 
 from __future__ import annotations
 
