@@ -144,12 +144,6 @@ def remembered_hashes(memo: HashMemo) -> Iterator[None]:
         _memo.reset(token)
 
 
-def note_hash(path: Path, sha256: str) -> None:
-    """Tell the memo in force, if any, the digest of a file just written, so nobody reads it again."""
-    if (memo := _memo.get()) is not None:
-        memo.put(path, sha256, settled=True)
-
-
 def hash_file(path: Path) -> FileRef:
     """SHA-256 and size of one file; `path` in the result is the bare file name."""
     memo = _memo.get()

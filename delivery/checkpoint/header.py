@@ -45,7 +45,6 @@ DTYPE_BITS: Mapping[str, int] = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,6 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of several texts, in parallel."""
-        batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [e.ids for e in batch]
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; incomplete UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -135,10 +130,6 @@ class Tokenizer:
     def incremental(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Incremental:
         """A detokeniser for ids that arrive one by one after `prompt_ids`."""
         return Incremental(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), prompt_ids)
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
 
     @property
     def bos_token_id(self) -> int | None:

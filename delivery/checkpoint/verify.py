@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from delivery.checkpoint.canonical import check_finite
@@ -12,16 +12,7 @@ from delivery.errors import DataError
 _SCALES = ("scales", "scale", "weight_scale", "weight_scale_inv", "input_scale", "k_scale", "v_scale")
 
 
-def _unheard(_size_bytes: int) -> None:
-    return
-
-
-def verify_export(
-    out: Path,
-    source: Checkpoint,
-    unchanged: Iterable[str],
-    advance: Callable[[int], None] = _unheard,
-) -> int:
+def verify_export(out: Path, source: Checkpoint, unchanged: Iterable[str]) -> int:
     """Check a quantised checkpoint against its source; returns the number of tensors compared.
 
     Opening checks index and headers against each other; every scale must be finite; every tensor
@@ -41,7 +32,6 @@ def verify_export(
                 why=f"it was not to be quantised, and differs between {source.path} and {out}",
                 hint="this is a fault of the export; please report it",
             )
-        advance(written.info(name).size_bytes)
         count += 1
     return count
 

@@ -7,7 +7,7 @@ calibrates on the first and evaluates on the second, since both are split by con
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,18 +57,8 @@ def build(
     hashes: set[str] = set()
     parts: dict[str, list[str]] = {CALIBRATION: [], HELD_OUT: []}
     for file in files:
-        for document in knowledge_documents(file):
-            built.read += 1
-            if len(document.plain.strip()) < _SHORTEST_CHARS:
-                built.too_short += 1
-            elif document.content_hash in hashes:
-                built.duplicates += 1
-            elif kept.seen(document.plain):
-                built.near_duplicates += 1
-            else:
-                hashes.add(document.content_hash)
-                built.conversations += bool(document.messages)
-                parts[HELD_OUT if is_held_out(document) else CALIBRATION].append(_line(document))
+        for document in _distinct(knowledge_documents(file), hashes, kept, built):
+            parts[HELD_OUT if is_held_out(document) else CALIBRATION].append(_line(document))
         if after is not None:
             after(file)
     built.calibration, built.held_out = len(parts[CALIBRATION]), len(parts[HELD_OUT])
@@ -84,6 +74,24 @@ def build(
         (out / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
     (out / "build.json").write_text(json.dumps(built.row(), indent=1) + "\n", "utf-8")
     return built
+
+
+def _distinct(
+    documents: Iterable[Document], hashes: set[str], kept: NearDuplicates, built: Built
+) -> Iterator[Document]:
+    """Documents that are long enough and new to `hashes` and `kept`, which grow; counts all in `built`."""
+    for document in documents:
+        built.read += 1
+        if len(document.plain.strip()) < _SHORTEST_CHARS:
+            built.too_short += 1
+        elif document.content_hash in hashes:
+            built.duplicates += 1
+        elif kept.seen(document.plain):
+            built.near_duplicates += 1
+        else:
+            hashes.add(document.content_hash)
+            built.conversations += bool(document.messages)
+            yield document
 
 
 def _line(document: Document) -> str:

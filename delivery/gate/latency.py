@@ -45,14 +45,9 @@ class LatencyVerdict:
     undecided: bool = False
 
     @property
-    def difference_ms(self) -> float:
-        return self.candidate_ms - self.baseline_ms
-
-    @property
     def half_width(self) -> float:
         """Half of the interval on the log scale, as a share: 0.05 is ±5 %."""
-        low, high = self.interval
-        return float(np.sqrt(high / low) - 1.0)
+        return _half_width(self.interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ def judge(
     p_value = draws.p_not_above(1.0)
     over = ratio > limits.ratio + _ROUNDING and difference > limits.floor_ms
     worse = p_value <= error
-    half_width = float(np.sqrt(interval[1] / interval[0]) - 1.0)
+    half_width = _half_width(interval)
     said = (
         f"P{percentile:g} {draws.candidate_ms:.2f} ms against {draws.baseline_ms:.2f} ms: "
         f"{_percent(ratio)} ({(1 - 2 * look.error) * 100:.0f} % interval {_percent(interval[0])} to "
@@ -161,6 +156,10 @@ def why_invalid(
 
 def _arrays(runs: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
     return [np.asarray(run, dtype=np.float64).ravel() for run in runs]
+
+
+def _half_width(interval: tuple[float, float]) -> float:
+    return float(np.sqrt(interval[1] / interval[0]) - 1.0)
 
 
 def _percent(ratio: float) -> str:

@@ -30,11 +30,6 @@ class InputGroup:
     rows_of: str | None = None
     expert: int | None = None
 
-    @property
-    def fed(self) -> bool:
-        """Whether something can take a division of the input."""
-        return self.norm is not None or self.rows_of is not None
-
 
 def input_groups(config: ModelConfig, linears: Iterable[str]) -> tuple[InputGroup, ...]:
     """The groups of one block, from the canonical names of its linear layers.

@@ -24,8 +24,3 @@ def kv_scale(absmax: torch.Tensor, dtype: KVDtype) -> torch.Tensor:
     """
     largest = absmax.float().max() if absmax.numel() else torch.zeros(())
     return torch.where(largest > 0, largest / _LARGEST[dtype], torch.ones_like(largest)).reshape(1).cpu()
-
-
-def kv_bits(dtype: KVDtype) -> int:
-    """Bits per stored key or value."""
-    return 4 if dtype == "int4" else 8

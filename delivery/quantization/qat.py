@@ -8,7 +8,8 @@ states (distillation), or the next-token loss on the samples themselves (labelle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 Loss = Callable[[torch.Tensor, torch.Tensor, "Piece"], torch.Tensor]
 """(hidden of the quantised blocks, of the float model, the piece) → scalar."""
+
+_Output = tuple[torch.Tensor, torch.Tensor, "Piece"]
+"""The arguments of a `Loss`, for one piece."""
 
 _KEPT_OUT = 5
 
@@ -148,16 +152,9 @@ def refine(
         return hidden
 
     def error() -> float:
-        lost = total = 0.0
         with torch.no_grad():
-            if loss is not None:
-                values = [float(loss(run(p), g.hidden.to(stream.device), p)) for p, g in kept_out]
-                return sum(values) / len(values)
-            for piece, goal in kept_out:
-                wanted = goal.hidden.to(stream.device).float()
-                lost += float((run(piece).float() - wanted).square().sum(dtype=torch.float64))
-                total += float(wanted.square().sum(dtype=torch.float64))
-        return math.sqrt(lost / total) if total else 0.0
+            outputs = ((run(p), goal.hidden.to(stream.device), p) for p, goal in kept_out)
+            return _relative_distance(outputs) if loss is None else _mean(loss, outputs)
 
     before = error()
     with torch.enable_grad():
@@ -170,6 +167,20 @@ def refine(
                 if layer.result is not None:
                     layer.result = next(tuned).result()
     return Tuned(before, min(before, after))
+
+
+def _relative_distance(outputs: Iterable[_Output]) -> float:
+    """‖output − goal‖ / ‖goal‖ over all pieces."""
+    lost = total = 0.0
+    for out, goal, _ in outputs:
+        wanted = goal.float()
+        lost += float((out.float() - wanted).square().sum(dtype=torch.float64))
+        total += float(wanted.square().sum(dtype=torch.float64))
+    return math.sqrt(lost / total) if total else 0.0
+
+
+def _mean(loss: Loss, outputs: Iterable[_Output]) -> float:
+    return statistics.fmean(float(loss(*output)) for output in outputs)
 
 
 def next_token_loss(config: ModelConfig, ends: Ends) -> Loss:

@@ -1,4 +1,4 @@
-"""Write a quantised checkpoint, and check that what was written is as small as it should be."""
+"""Write a quantised checkpoint, and verify it: unchanged tensors, finite scales, bits per weight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from delivery.checkpoint import Checkpoint, CheckpointWriter
+from delivery.checkpoint.verify import verify_export
 from delivery.errors import DataError
 from delivery.quantization.export import replaced_names
 from delivery.quantization.plan import ModelPlan
@@ -32,23 +33,25 @@ def write_checkpoint(
 ) -> None:
     """Carry over what did not change, then the layers from the store one by one; the config last.
 
-    extra: tensors from outside the layers that take the place of the source's (a quantised embedding).
+    extra: tensors from outside the layers that replace the source's (a quantised embedding).
+    Raises DataError: what `CheckpointWriter` and `verify_export` raise.
     """
     replaced = replaced_names(plan.targets)
     if plan.embedding is not None:
         replaced.add(f"{plan.embedding.prefix}.weight")
     changed = {n for layer in range(layers) for n in store.report(layer)["tensors"]}
+    carried = [name for name in source.names() if name not in replaced and name not in changed]
     with CheckpointWriter(out, shard_bytes) as writer:
         writer.copy_files(source)
-        for name in source.names():
-            if name not in replaced and name not in changed:
-                writer.add(name, source.tensor(name))
+        for name in carried:
+            writer.add(name, source.tensor(name))
         for name, tensor in extra.items():
             writer.add(name, tensor)
         for layer in range(layers):
             for name, tensor in store.tensors(layer).items():
                 writer.add(name, tensor)
         writer.finish({**source.config, "quantization_config": dict(quantization)})
+    verify_export(out, source, carried)
 
 
 def check_bits(out: Path, plan: ModelPlan, expected: float) -> float:

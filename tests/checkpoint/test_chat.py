@@ -74,7 +74,7 @@ def test_named_templates_of_the_config(tmp_path: Path) -> None:
 
 def test_no_template(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(save(byte_level(), tmp_path / "t"))
-    assert not tokenizer.has_chat_template
+
     with pytest.raises(DataError, match="has no chat template"):
         tokenizer.apply_chat_template(CHAT)
     only_other = save(byte_level(), tmp_path / "u", chat_template=[{"name": "rag", "template": "x"}])

@@ -137,11 +137,6 @@ def test_special_tokens_are_named(folder: Path) -> None:
     assert ours.token(10**6) is None
 
 
-def test_batches_equal_single_texts(folder: Path) -> None:
-    ours = Tokenizer.open(folder)
-    assert ours.encode_batch(TEXTS) == [ours.encode(text) for text in TEXTS]
-
-
 def test_padding_and_truncation_of_the_file_are_not_applied(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.enable_truncation(3)

@@ -73,9 +73,7 @@ def export(
 
 def test_a_good_export(source: Checkpoint, tmp_path: Path) -> None:
     _, unchanged = export(source, tmp_path / "out")
-    seen: list[int] = []
-    assert verify_export(tmp_path / "out", source, unchanged, seen.append) == len(unchanged)
-    assert sum(seen) == sum(source.info(n).size_bytes for n in unchanged)
+    assert verify_export(tmp_path / "out", source, unchanged) == len(unchanged)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from delivery.artifact import hash_file, note_hash, remembered_hashes
+from delivery.artifact import hash_file, remembered_hashes
 from delivery.pipeline.hashes import SETTLED_NS, HashMemo
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_changed_just_now_is_not_trusted(tmp_path, memo):
     with remembered_hashes(memo):
         hash_file(path)
         assert memo.get(path) is None
-        note_hash(path, "ab" * 32)  # its writer is done with it
+        memo.put(path, "ab" * 32, settled=True)  # its writer is done with it
         assert hash_file(path).sha256 == "ab" * 32
 
 

@@ -20,7 +20,7 @@ from delivery.quantization.group_size import (
 )
 from delivery.quantization.hardware import check_hardware, why_not_hardware
 from delivery.quantization.inputs import input_groups, is_router, kind_of
-from delivery.quantization.kv import kv_bits, kv_scale
+from delivery.quantization.kv import kv_scale
 from delivery.quantization.memory import gigabytes, predict_peak_bytes
 from delivery.quantization.options import Options
 from delivery.quantization.patterns import matches, parse_recipe
@@ -125,7 +125,7 @@ def test_layers_on_one_input() -> None:
     }
     unknown = input_groups(config, ["strange_proj"])
     assert unknown[0].linears == ("strange_proj",)
-    assert not unknown[0].fed
+    assert (unknown[0].norm, unknown[0].rows_of) == (None, None)
     assert kind_of("experts.1.up_proj") == "mlp"
     assert kind_of("o_proj") == "attention"
     assert is_router("router")
@@ -159,7 +159,6 @@ def test_cache_scales() -> None:
     assert float(kv_scale(absmax, "fp8")) == pytest.approx(12.7 / 448)
     assert float(kv_scale(torch.zeros(2), "int8")) == 1.0
     assert kv_scale(torch.zeros(0), "fp8").shape == (1,)
-    assert (kv_bits("int4"), kv_bits("fp8")) == (4, 8)
 
 
 def test_predicted_memory_grows_with_what_is_held() -> None:
