@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from delivery.checkpoint import Tokenizer
 from delivery.engine.core import EngineCore, Request
+from delivery.engine.forked import check_process
 from delivery.engine.outputs import EngineStats, TokenLogprobs
 from delivery.engine.request import FinishReason, SamplingParams
-from delivery.errors import UsageError
+from delivery.errors import EnvironmentLacking, UsageError
+
+Message = Mapping[str, Any]
+_MESSAGES = 'a list of messages: [{"role": "user", "content": "a text"}]'
+_PROMPTS = 'a text, or a list of texts and lists of token ids: ["a text", [1, 2, 3]]'
 
 
 @dataclass(slots=True)
@@ -34,12 +42,30 @@ class LLM:
 
     path: an engine directory, a quantised checkpoint or a plain Hugging Face directory.
     options: `EngineOptions`, among them device, max_model_len, kv, block_size, seed.
-    Use as a context manager, or call `close`.
+    Use as a context manager, or call `close`. One thread at a time; a process of its own is made by spawn,
+    not by fork, and makes its own LLM.
+    Raises UsageError `engine-option-invalid`, `engine-forked`, and what EngineCore raises.
     """
 
     def __init__(self, path: Path | str, device: str = "auto", **options: Any) -> None:
-        # Nobody else will join: waiting for company would only cost time.
-        self.core = EngineCore(path, device=device, **{"wait_time_ms": 0.0, **options})
+        for name, value, good in (("path", path, (str, PathLike)), ("device", device, (str,))):
+            if not isinstance(value, good):
+                raise UsageError(
+                    "engine-option-invalid",
+                    f"{name} is {reprlib.repr(value)}",
+                    why="expected the directory of an engine or a model, and 'auto', 'cpu' or 'cuda'",
+                    hint='LLM("DIR", device="auto")',
+                )
+        check_process()
+        try:
+            # Nobody else will join: waiting for company would only cost time.
+            self.core = EngineCore(path, device=device, **{"wait_time_ms": 0.0, **options})
+        except EnvironmentLacking as error:
+            if error.code == "no-gpu":
+                error.hint = f'LLM({str(path)!r}, device="cpu"); `deliver doctor` looks for the GPU'
+            raise
+        except UsageError as error:
+            raise _in_python(error) from error.__cause__
         self._count = 0
 
     def generate(
@@ -52,14 +78,46 @@ class LLM:
 
         Raises UsageError for a request that cannot run, before any is started.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        check_process()
+        given = _several(prompts, "prompts", _PROMPTS)
+        return self._complete([self.encode(prompt) for prompt in given], sampling)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Answer a conversation, or each of several: messages of role and content, as the model's chat
+        template writes them.
+
+        Raises UsageError as `generate`, `tokenizer-missing`; DataError where the template refuses them.
+        """
+        check_process()
+        given = _several(messages, "messages", _MESSAGES)
+        alone = bool(given) and all(isinstance(message, Mapping) for message in given)
+        talks = [given] if alone else [_several(talk, "a conversation", _MESSAGES) for talk in given]
+        for message in (message for talk in talks for message in talk):
+            if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+                raise _refused("a message", message, _MESSAGES)
+        tokenizer = self._tokenizer("a conversation was given")
+        return self._complete([tokenizer.encode_chat(talk) for talk in talks], sampling)
+
+    def _complete(
+        self, prompts: list[list[int]], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Completion]:
         params = self._params(sampling, len(prompts))
-        requests = {}
+        requests: dict[str, Completion] = {}
         try:
             for prompt, chosen in zip(prompts, params, strict=True):
-                request = Request(f"llm-{self._count}", self.encode(prompt), chosen)
+                request = Request(f"llm-{self._count}", prompt, chosen)
                 self._count += 1
-                self.core.add_request(request)
+                try:
+                    self.core.add_request(request)
+                except UsageError as error:
+                    error.what = error.what.replace(
+                        f"request {request.request_id}", f"prompt {len(requests)}"
+                    )
+                    raise _in_python(error) from error.__cause__
                 requests[request.request_id] = Completion(logprobs=None if chosen.logprobs is None else [])
             while self.core.has_unfinished():
                 for output in self.core.step():
@@ -78,12 +136,14 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """Logits [n, vocabulary] of consecutive tokens of one sequence, in pieces of it."""
-        return self.core.prompt_logits(token_ids)
+        check_process()
+        return self.core.prompt_logits(self.encode(token_ids))
 
     def score(self, texts: str | Sequence[str | Sequence[int]]) -> list[np.ndarray[Any, Any]]:
         """Per text n − 1 natural-log probabilities, float32: token i given the tokens before it. None for
         a text of one token or of none."""
-        return [self._score(self.encode(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+        check_process()
+        return [self._score(self.encode(text)) for text in _several(texts, "texts", _PROMPTS)]
 
     def _score(self, token_ids: list[int]) -> np.ndarray[Any, Any]:
         pieces, at = [torch.empty(0)], 1
@@ -96,20 +156,26 @@ class LLM:
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt as the model tokenises it, start token included where it adds one."""
-        if not isinstance(prompt, str):
-            try:
-                return [index(token) for token in prompt]
-            except TypeError as error:
-                what = f"a prompt is {reprlib.repr(prompt)}"
-                raise UsageError("request-invalid", what, why="expected a text or token ids") from error
+        if isinstance(prompt, str):
+            return self._tokenizer("a prompt was given as text").encode(prompt)
+        try:
+            if isinstance(prompt, bytes | Mapping) or any(isinstance(token, bool) for token in prompt):
+                raise TypeError
+            return [index(token) for token in prompt]
+        except TypeError as error:
+            raise _refused(
+                "a prompt", prompt, "a text or token ids", hint=f"prompts are {_PROMPTS}"
+            ) from error
+
+    def _tokenizer(self, why: str) -> Tokenizer:
         if self.core.tokenizer is None:
             raise UsageError(
                 "tokenizer-missing",
                 "this model has no tokenizer",
-                why="a prompt was given as text",
+                why=why,
                 hint="give token ids, or put tokenizer.json into the model's directory",
             )
-        return self.core.tokenizer.encode(prompt)
+        return self.core.tokenizer
 
     def stats(self) -> EngineStats:
         return self.core.stats()
@@ -120,9 +186,21 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if sampling is None or isinstance(sampling, SamplingParams):
             return [sampling or SamplingParams()] * count
-        if len(sampling) != count:
-            raise UsageError("sampling-invalid", f"{len(sampling)} sampling parameters for {count} prompts")
-        return sampling
+        each: list[Any] = list(sampling) if isinstance(sampling, list | tuple) else [sampling]
+        if wrong := [one for one in each if not isinstance(one, SamplingParams)]:
+            raise UsageError(
+                "sampling-invalid",
+                f"sampling is {reprlib.repr(wrong[0])}",
+                why="expected one SamplingParams for all prompts, or a list of one each",
+                hint="SamplingParams(max_tokens=32, temperature=0.0)",
+            )
+        if len(each) != count:
+            raise UsageError(
+                "sampling-invalid",
+                f"{len(each)} sampling parameters for {count} prompts",
+                why="expected one for all, or one each",
+            )
+        return each
 
     def close(self) -> None:
         """Free everything; the object cannot be used afterwards."""
@@ -133,3 +211,26 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _in_python(error: UsageError) -> UsageError:
+    """The error with a hint that names options as they are called here, not on the command line."""
+    error.hint = re.sub(r"--max-session-len (\d+)", r"max_model_len=\1", error.hint)
+    error.hint = error.hint.replace("--max-session-len", "max_model_len")
+    return error
+
+
+def _several(given: Any, name: str, expected: str) -> list[Any]:
+    """What was given as a list; a text alone is one. Raises UsageError `request-invalid`."""
+    if isinstance(given, str) and expected == _PROMPTS:
+        return [given]
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise _refused(name, given, expected)
+    return list(given)
+
+
+def _refused(name: str, given: object, expected: str, hint: str = "") -> UsageError:
+    verb = "are" if name in ("prompts", "texts", "messages") else "is"
+    return UsageError(
+        "request-invalid", f"{name} {verb} {reprlib.repr(given)}", why=f"expected {expected}", hint=hint
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from delivery.errors import UsageError
@@ -14,6 +15,9 @@ from delivery.errors import UsageError
 FinishReason = Literal["stop", "length", "abort"]
 PRIORITIES = (-1, 0, 1)
 MAX_LOGPROBS = 20
+_MOST_INT32 = 2**31 - 1
+_LARGEST = 3.4e38
+"""Numbers are float32 where logits are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class SamplingParams:
     min_tokens: no end-of-text or stop token before so many output tokens.
     logprobs: log-probabilities of the chosen token and of so many likeliest ones; None for none.
     logit_bias: added to the logits of these tokens.
-    Raises UsageError `sampling-invalid` naming the field.
+    Raises UsageError `sampling-invalid` naming the field, what it was, what is expected, and an example.
     """
 
     max_tokens: int | None = 16
@@ -52,38 +56,37 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed", "min_tokens", "logprobs"):
-            value = getattr(self, name)
-            self._check(name, value is None or _is_int(value), "a whole number")
-        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        self._check("temperature", 0.0 <= self.temperature < math.inf, "a number from 0")
-        self._check("top_p", 0.0 < self.top_p <= 1.0, "over 0 and at most 1")
-        self._check("top_k", self.top_k >= -1, "−1 (all) or a count")
-        self._check("min_p", 0.0 <= self.min_p <= 1.0, "from 0 to 1")
-        self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "from −2 to 2")
-        self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "from −2 to 2")
-        self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "over 0")
+        self._check_numbers()
         stop: object = self.stop
-        stops = (stop,) if isinstance(stop, str) else tuple(self.stop)
+        stops = (stop,) if isinstance(stop, str) else tuple(self.stop) if _is_listed(stop) else (stop,)
+        self._check("stop", all(isinstance(text, str) and text for text in stops), 'stop=["END"]')
         object.__setattr__(self, "stop", stops)
-        good = all(isinstance(text, str) and text for text in stops)
-        self._check("stop", good, "a text or several, none empty")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        self._check("stop_token_ids", all(map(_is_int, self.stop_token_ids)), "token ids")
-        biases = self.logit_bias.items()
-        good = all(_is_int(token) and math.isfinite(value) for token, value in biases)
-        self._check("logit_bias", good, "token id → finite number")
-        wanted = self.min_tokens
-        self._check("min_tokens", 0 <= wanted <= (self.max_tokens or wanted), "from 0 to max_tokens")
-        logprobs = 0 if self.logprobs is None else self.logprobs
-        self._check("logprobs", 0 <= logprobs <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
+        ids = tuple(self.stop_token_ids) if _is_listed(self.stop_token_ids) else (None,)
+        self._check("stop_token_ids", all(map(_is_int, ids)), "stop_token_ids=[2]")
+        object.__setattr__(self, "stop_token_ids", ids)
+        self._check("ignore_eos", isinstance(self.ignore_eos, bool), "ignore_eos=True")
+        biases: object = self.logit_bias
+        good = isinstance(biases, Mapping) and all(_is_int(k) and _is_number(v) for k, v in biases.items())
+        self._check("logit_bias", good, "logit_bias={42: -100.0}")
 
-    def _check(self, name: str, good: bool, expected: str) -> None:
+    def _check_numbers(self) -> None:
+        for name, allowed in _RANGES.items():
+            self._check(name, allowed.takes(getattr(self, name)), f"{name}={allowed.example}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UsageError(
+                "sampling-invalid",
+                f"min_tokens is {self.min_tokens!r}",
+                why=f"expected from 0 to max_tokens, which is {self.max_tokens}",
+                hint=f"min_tokens={self.max_tokens}, or a larger max_tokens",
+            )
+
+    def _check(self, name: str, good: bool, example: str) -> None:
         if not good:
             raise UsageError(
                 "sampling-invalid",
-                f"{name} is {getattr(self, name)!r}",
-                why=f"expected {expected}",
+                f"{name} is {reprlib.repr(getattr(self, name))}",
+                why=f"expected {_RANGES[name].words if name in _RANGES else _EXPECTED[name]}",
+                hint=f"such as {example}",
             )
 
     @property
@@ -96,8 +99,63 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Numbers that a field takes: least and most are taken too, except that `over` leaves the least out."""
+
+    words: str
+    example: object
+    least: float = 0.0
+    most: float = math.inf
+    over: bool = False
+    whole: bool = False
+    none: bool = False
+
+    def takes(self, value: object) -> bool:
+        if value is None:
+            return self.none
+        if not (_is_int(value) if self.whole else _is_number(value)):
+            return False
+        number: Any = value
+        return bool(self.least <= number <= self.most) and not (self.over and number == self.least)
+
+
+_RANGES: Mapping[str, _Range] = {
+    "max_tokens": _Range("a whole number of at least 1, or None", 16, least=1, whole=True, none=True),
+    "temperature": _Range("a number from 0; 0 is greedy", 0.0),
+    "top_p": _Range("a number over 0 and at most 1", 1.0, most=1, over=True),
+    "top_k": _Range("a whole number: −1 for all tokens, or a count", -1, -1, _MOST_INT32, whole=True),
+    "min_p": _Range("a number from 0 to 1", 0.0, most=1),
+    "presence_penalty": _Range("a number from −2 to 2", 0.0, least=-2, most=2),
+    "frequency_penalty": _Range("a number from −2 to 2", 0.0, least=-2, most=2),
+    "repetition_penalty": _Range("a number over 0; 1 changes nothing", 1.0, over=True),
+    "seed": _Range("a whole number, or None", 0, least=-math.inf, whole=True, none=True),
+    "min_tokens": _Range("a whole number from 0 to max_tokens", 0, whole=True),
+    "logprobs": _Range(
+        f"a whole number from 0 to {MAX_LOGPROBS}, or None", 5, most=MAX_LOGPROBS, whole=True, none=True
+    ),
+}
+_EXPECTED = {
+    "stop": "a text or several, none empty",
+    "stop_token_ids": "token ids",
+    "ignore_eos": "True or False",
+    "logit_bias": "a mapping of token ids to finite numbers",
+}
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    number: Any = value
+    return bool(-_LARGEST <= number <= _LARGEST)  # compared: a whole number may be too large for a float
+
+
+def _is_listed(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 class Status(StrEnum):
@@ -173,10 +231,12 @@ class Request:
 
     def check(self) -> None:
         """Raises UsageError `request-invalid` for what no engine could run."""
-        problem: Any = None
+        problem, hint = "", ""
         if not self.prompt_token_ids:
-            problem = "the prompt has no tokens"
+            problem, hint = "the prompt has no tokens", "give a text, or at least one token id"
         elif self.priority not in PRIORITIES:
             problem = f"priority is {self.priority}, expected one of {PRIORITIES}"
         if problem:
-            raise UsageError("request-invalid", f"request {self.request_id} cannot be run", why=problem)
+            raise UsageError(
+                "request-invalid", f"request {self.request_id} cannot be run", why=problem, hint=hint
+            )

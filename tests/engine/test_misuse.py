@@ -7,10 +7,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from delivery.engine import LLM, SamplingParams
-from delivery.errors import UsageError
+from delivery.errors import EnvironmentLacking, UsageError
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
@@ -83,20 +84,44 @@ def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM, params: dict[str
     "params",
     [
         {"max_tokens": 2.5},
+        {"max_tokens": 0},
         {"seed": "7"},
         {"top_k": 1.0},
+        {"top_k": None},
+        {"top_k": 2**40},
         {"logprobs": True},
         {"min_tokens": "3"},
+        {"min_tokens": 17},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"temperature": float("nan")},
+        {"temperature": 10**400},
+        {"top_p": "0.5"},
+        {"min_p": [0.1]},
         {"stop": ("",)},
         {"stop": (5,)},
+        {"stop": 5},
+        {"stop": None},
+        {"stop": {"a": 1}},
         {"stop_token_ids": ("a",)},
+        {"stop_token_ids": 5},
+        {"ignore_eos": "yes"},
         {"logit_bias": {3: float("nan")}},
+        {"logit_bias": {3: "more"}},
+        {"logit_bias": [3]},
+        {"logit_bias": None},
     ],
 )
 def test_values_of_the_wrong_kind_are_refused_by_name(params: dict[str, Any]) -> None:
     (name,) = params
-    with pytest.raises(UsageError, match=name):
+    with pytest.raises(UsageError, match=rf"sampling-invalid\]: {name} is [\s\S]*why:  expected ") as caught:
         SamplingParams(**params)
+    assert f"{name}=" in caught.value.hint
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    made = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), seed=2**80, stop=["a", "b"])  # type: ignore[arg-type]
+    assert (made.max_tokens, made.stop) == (3, ("a", "b"))
 
 
 def test_one_text_is_one_prompt_and_one_stop(llm: LLM) -> None:
@@ -111,10 +136,70 @@ def test_one_text_is_one_prompt_and_one_stop(llm: LLM) -> None:
     assert (out.text, out.finish_reason) == (text[: text.index(text[4])], "stop")
 
 
-@pytest.mark.parametrize("prompt", [None, [1.5], ["a", "b"]])
+@pytest.mark.parametrize("prompt", [None, 5, [1.5], ["a", "b"], [True], b"text", {"prompt": "text"}])
 def test_a_prompt_that_is_none_is_refused(llm: LLM, prompt: Any) -> None:
-    with pytest.raises(UsageError, match="expected a text or token ids"):
+    with pytest.raises(UsageError, match=r"a prompt is .*\n  why:  expected a text or token ids\n  hint: "):
         llm.generate([prompt])
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"text", {"prompt": "text"}])
+def test_prompts_that_are_none_are_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(UsageError, match=r"prompts are .*\n  why:  expected a text, or a list of"):
+        llm.generate(prompts)
+    with pytest.raises(UsageError, match="texts are"):
+        llm.score(prompts)
+
+
+def test_the_prompt_that_cannot_run_is_named(llm: LLM) -> None:
+    with pytest.raises(
+        UsageError, match=r"prompt 1 cannot be run\n  why:  the prompt has no tokens\n  hint: "
+    ):
+        llm.generate(["hello", ""])
+    with pytest.raises(UsageError, match=r"prompt 0 cannot be run\n  why:  token id -1 is outside"):
+        llm.generate([[-1]])
+    with pytest.raises(UsageError, match=r"prompt 0 cannot fit[\s\S]*or raise max_model_len"):
+        llm.generate([[5] * 600])
+    assert not llm.core.has_unfinished()
+
+
+@pytest.mark.parametrize("sampling", [5, "greedy", {"temperature": 0}, [None]])
+def test_sampling_that_is_none_is_refused(llm: LLM, sampling: Any) -> None:
+    with pytest.raises(UsageError, match="expected one SamplingParams for all prompts"):
+        llm.generate("hello", sampling)
+    with pytest.raises(UsageError, match="2 sampling parameters for 1 prompts"):
+        llm.generate("hello", [GREEDY, GREEDY])
+
+
+def test_conversations_are_answered_through_the_template(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "hi"}]
+    assert llm.core.tokenizer is not None
+    expected = llm.generate([llm.core.tokenizer.encode_chat(talk)], GREEDY)[0].token_ids
+    assert [out.token_ids for out in llm.chat(talk, GREEDY)] == [expected]
+    assert [out.token_ids for out in llm.chat([talk, talk], GREEDY)] == [expected, expected]
+    assert llm.chat([]) == []
+
+
+@pytest.mark.parametrize("messages", ["text", 5, None, {"role": "user"}, [5], ["hi"], [{"content": "hi"}]])
+def test_messages_that_are_none_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(UsageError, match=r"expected a list of messages: \[\{"):
+        llm.chat(messages)
+
+
+@pytest.mark.parametrize(("path", "device"), [(5, "cpu"), (None, "cpu"), ("m", 5), ("m", None)])
+def test_places_of_the_wrong_kind_are_refused(path: Any, device: Any) -> None:
+    with pytest.raises(UsageError, match=r"(path|device) is (5|None)\n  why:  expected the directory"):
+        LLM(path, device)
+
+
+def test_hints_speak_python(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delivery.device.gpu_count", lambda: 0)
+    with pytest.raises(EnvironmentLacking, match="no NVIDIA GPU can be used") as lacking:
+        LLM(tiny_checkpoint, device="cuda")
+    assert 'device="cpu")' in lacking.value.hint
+    assert "--" not in lacking.value.hint
+    with pytest.raises(UsageError, match="more than the model was made for") as long:
+        LLM(tiny_checkpoint, max_model_len=10**6)
+    assert long.value.hint == "max_model_len=512"
 
 
 @pytest.mark.parametrize(
