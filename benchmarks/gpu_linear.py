@@ -28,6 +28,7 @@ OPERATORS = (
     "quantize_per_token",
     "quantize_per_channel",
     "fused_moe",
+    "fused_moe_quant",
 )
 
 

@@ -15,6 +15,7 @@ class SchedulerConfig:
     max_num_batched_tokens: tokens of one step. wait_time_s, ageing_s: see `waiting`.
     enable_prefill: steps may be filled with prompt tokens; False (for chat) carries the running decodes
         first and prompts in what is left. adaptive: see `budget`.
+    decode_wait_s: how long decodes that found no room beside prompts stand back before they go first.
     prefill_chunk: tokens of a piece of a prompt longer than `chunk_past`.
     rope_switch: length beyond which LongRoPE rotates otherwise, so that the cache has to be rebuilt.
     """
@@ -26,6 +27,7 @@ class SchedulerConfig:
     ageing_s: float = 10.0
     enable_prefill: bool = True
     adaptive: bool = False
+    decode_wait_s: float = 0.5
     prefill_chunk: int = 512
     chunk_past: int = 2048
     rope_switch: int | None = None

@@ -16,7 +16,7 @@ import torch
 from delivery.engine.compile_ahead import Task, compile_ahead
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.forms_gpu import Dense, EightByEight, FourBit
-from delivery.engine.layer_run import Layer, run_layer, sample_activations, tensors_of
+from delivery.engine.layer_run import Layer, agrees, expected, run_layer, sample_activations, tensors_of
 from delivery.errors import EnvironmentLacking
 from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
 from delivery.kernels.tuning import ROW_BUCKETS, Choice, TuningTable, bucket, measure
@@ -128,7 +128,19 @@ def measured(
                 except EnvironmentLacking as error:
                     raise RuntimeError(str(error)) from error  # a backend that cannot take this call
 
-            best, _ = measure(subject.candidates(count), run, timed)
+            wanted = expected(subject.layer, x)
+
+            def right(choice: Choice, layer: Layer = subject.layer, x: Any = x, wanted: Any = wanted) -> bool:
+                try:
+                    run_layer(layer, x, choice)  # what one launch leaves behind must not spoil the next
+                    good = agrees(run_layer(layer, x, choice), wanted)
+                except EnvironmentLacking:
+                    return False
+                if not good:
+                    progress(f"{choice.backend} gives wrong answers and is left out: {choice.tile}")
+                return good
+
+            best, _ = measure(subject.candidates(count), run, timed, right)
             table = table.with_choice(subject.op, subject.n, subject.k, count, best)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what the timed graphs kept

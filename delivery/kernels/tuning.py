@@ -146,15 +146,18 @@ def measure(
     candidates: Iterable[Choice],
     run: Callable[[Choice], object],
     time_us: Callable[[Callable[[], object]], float],
+    right: Callable[[Choice], bool] = lambda _: True,
 ) -> tuple[Choice, float]:
-    """The fastest candidate and its time in µs. `run` executes one, `time_us` times a call.
+    """The fastest right candidate and its time in µs. `run` executes one, `time_us` times a call, `right`
+    says whether its answer is that of the reference: a compiler, a driver or a card that nobody has seen may
+    make a wrong kernel of a right program.
 
     Those within a quarter of the fastest are timed again in opposite order, and the mean counts: under long
     products a card reaches its power limit and slows down, which would favour whoever came first.
     A candidate that cannot be launched (RuntimeError: out of shared memory or registers) is left out.
-    Raises DataError `nothing-to-measure` when none can.
+    Raises DataError `nothing-to-measure` when none can, or none is right.
     """
-    listed = list(candidates)
+    listed = [candidate for candidate in candidates if _launched_right(candidate, right)]
     first = {i: taken for i, c in enumerate(listed) if (taken := _taken(c, run, time_us)) is not None}
     means: dict[int, float] = {}
     near = min(first.values(), default=0.0) * _NEAR
@@ -163,9 +166,20 @@ def measure(
         if again is not None:
             means[i] = (first[i] + again) / 2
     if not means:
-        raise DataError("nothing-to-measure", "no candidate could be launched", hint="deliver doctor")
+        raise DataError(
+            "nothing-to-measure",
+            "no candidate could be launched and gave the reference's answer",
+            hint="deliver doctor",
+        )
     best = min(means, key=means.__getitem__)
     return listed[best], means[best]
+
+
+def _launched_right(candidate: Choice, right: Callable[[Choice], bool]) -> bool:
+    try:
+        return right(candidate)
+    except RuntimeError:
+        return False
 
 
 def _taken(

@@ -248,17 +248,22 @@ def test_enable_prefill_fills_steps_with_prompts() -> None:
         assert sorted(item.num_tokens for item in work.scheduled) == first
 
 
-def test_decodes_left_out_once_go_first_the_next_time() -> None:
-    engine = Engine(max_num_batched_tokens=8)
+@pytest.mark.parametrize(
+    ("wait_s", "expected"),
+    [(0.0, "-d-d-d-d"), (0.1, "-d-d-d-d"), (0.3, "---d---d"), (9.0, "--------")],
+)
+def test_decodes_left_out_go_first_when_they_have_waited(wait_s: float, expected: str) -> None:
+    engine = Engine(max_num_batched_tokens=8, decode_wait_s=wait_s)
     engine.add("a", [1, 2], 9)
     engine.step()
-    engine.add("b", list(range(40)), 2)
-    decodes = []
-    for _ in range(4):
+    engine.add("b", list(range(80)), 2)
+    seen = ""
+    for step in range(8):
+        engine.now = step * 0.125
         work = engine.step()
         assert work is not None
-        decodes.append(any(item.num_tokens == 1 for item in work.scheduled))
-    assert decodes == [False, True, False, True]
+        seen += "d" if any(item.num_tokens == 1 for item in work.scheduled) else "-"
+    assert seen == expected
 
 
 def test_requests_gather_until_the_wait_time_or_a_full_batch() -> None:

@@ -16,6 +16,7 @@ from delivery.engine import LLM, build, builder
 from delivery.engine.directory import TUNING, read_about, read_engine, read_tuning, write_engine
 from delivery.engine.engine_model import load_model
 from delivery.engine.forms_gpu import Dense, EightByEight, FourBit, GpuForms
+from delivery.engine.layer_run import agrees, expected, run_layer, sample_activations
 from delivery.engine.options import EngineOptions
 from delivery.engine.tune import Subject, measured, narrowed, row_counts, subjects
 from delivery.errors import DataError, EnvironmentLacking
@@ -106,6 +107,7 @@ def test_the_fastest_choice_of_every_shape_and_row_count_is_kept(tiny_checkpoint
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Subject, "candidates", listed)
         patch.setattr("delivery.engine.tune.run_layer", lambda _layer, _x, choice: choice.backend)
+        patch.setattr("delivery.engine.tune.agrees", lambda answer, _: answer in ("cublas", "cpu"))
         patch.setattr("delivery.kernels.gpu.timing.copies_for", lambda _: 3)
         table = measured(model, (1, 2048), time_us, sampled=4)
     expected = {("linear_w16a16", s.n, s.k, 8) for s in subjects(model)}
@@ -117,6 +119,39 @@ def test_the_fastest_choice_of_every_shape_and_row_count_is_kept(tiny_checkpoint
         (2048, "cpu"),
     }
     assert set(timed) == {2, 3}
+
+
+def test_a_backend_with_wrong_answers_is_never_chosen(tiny_checkpoint: Path) -> None:
+    source = Checkpoint.open(tiny_checkpoint)
+    model = load_model(source, load_config(source.config), torch.device("cpu"), GpuForms(torch.float32))
+    said: list[str] = []
+
+    def run_layer(layer: Dense, x: torch.Tensor, choice: Choice) -> torch.Tensor:
+        answer = x @ layer.weight.t()
+        if choice.backend == "fast":  # one feature in sixteen is not added
+            answer -= x[:, ::16] @ layer.weight[:, ::16].t()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Subject, "candidates", lambda _self, _rows: [Choice("fast"), Choice("slow")])
+        patch.setattr("delivery.engine.tune.run_layer", run_layer)
+        patch.setattr("delivery.kernels.gpu.timing.copies_for", lambda _: 1)
+        table = measured(model, (1, 64), lambda _: 1.0, 4, said.append)
+    assert {choice.backend for choice in table.choices.values()} == {"slow"}
+    assert "fast gives wrong answers and is left out: None" in said
+
+
+@pytest.mark.parametrize("op", ["linear_w4a16", "linear_w8a8_int8", "linear_w16a16"])
+def test_the_answer_that_a_build_expects_is_the_layers_own(op: str) -> None:
+    layer = layer_of(op)
+    if isinstance(layer, Dense):
+        layer = Dense(torch.randn(256, 256), None)
+    x = sample_activations(layer, 5, 256, torch.float32)
+    wanted = expected(layer, x)
+    assert agrees(run_layer(layer, x, Choice("cpu")), wanted)
+    if wanted.any():
+        assert not agrees(wanted * 1.03, wanted)
+        assert not agrees(wanted.where(torch.arange(5)[:, None] != 3, torch.nan), wanted)
 
 
 def layer_of(op: str) -> FourBit | EightByEight | Dense:

@@ -10,13 +10,17 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hopper_hazards import hazards
+
 W4 = {
     "one-row": {"BLOCK_M": 8},
+    "one-row-scaled": {"BLOCK_M": 8, "SCALED": True},
+    "16-rows": {"BLOCK_N": 128, "BLOCK_M": 16, "WARPS": 8, "REGISTERS": 80},
     "shared-k": {"BLOCK_M": 16, "SHARED_K": True, "DTYPE": "fp16"},
+    "groups-of-64": {"BLOCK_M": 8, "GROUPS": 2},
     "groups-of-32": {"BLOCK_M": 8, "CHUNKS": 4, "GROUPS": 4},
     "64-rows": {"BLOCK_M": 64, "STAGES": 4, "SCALED": True, "REGISTERS": 128},
     "wide": {"BLOCK_N": 256, "BLOCK_M": 128, "STAGES": 3, "SCALED": True, "WARPS": 8, "REGISTERS": 168},
@@ -25,6 +29,15 @@ W4 = {
 STREAM = {
     "int8": {"DTYPE": "i8"},
     "int8-large": {"DTYPE": "i8", "BLOCK_N": 128, "BLOCK_M": 256, "STAGES": 4, "WARPS": 8, "REGISTERS": 168},
+    "int8-shared-k": {
+        "DTYPE": "i8",
+        "BLOCK_N": 128,
+        "BLOCK_M": 128,
+        "STAGES": 4,
+        "WARPS": 8,
+        "REGISTERS": 168,
+        "SHARED_K": True,
+    },
     "fp8": {"DTYPE": "fp8e4nv", "SHARED_K": True},
     "fp8-blocks": {"DTYPE": "fp8e5", "SCALES": "block"},
     "bf16": {"DTYPE": "bf16", "SCALES": "none"},
@@ -180,55 +193,8 @@ def findings(code: Any, folder: Path) -> dict[str, Any]:
         "shared_bytes": code.metadata.shared,
         "products": sum("GMMA" in line for line in lines),
         "spills": [line for line in lines if re.match(r"(@!?P\d+ )?(LDL|STL)\b", line)],
-        "overwritten": overwritten_operands(lines),
+        "hazards": hazards(lines[lines.index(".text._kernel:") :]),
     }
-
-
-def overwritten_operands(lines: list[str]) -> list[str]:
-    """Instructions of the products' loop that write a register which a product in flight may still read."""
-    start, end = innermost_loop(lines)
-    current: set[int] = set()
-    in_flight: list[set[int]] = []
-    found = []
-    for line in lines[start:end] * 3:
-        plain = re.sub(r"^@!?U?P\d+ ", "", line)
-        operation = plain.split()[0]
-        if "GMMA" in operation:
-            operand = re.match(r"\s*R(\d+)", plain.split(",")[1])
-            if operand:
-                current |= set(range(int(operand[1]), int(operand[1]) + 4))
-            if "gsb0" in plain:
-                in_flight.append(current)
-                current = set()
-        elif wait := re.search(r"DEPBAR\.LE gsb0, 0x(\d)", plain):
-            in_flight = in_flight[len(in_flight) - int(wait[1]) :] if int(wait[1]) else []
-        elif written(plain) & current.union(*in_flight):
-            found.append(line)
-    return sorted(set(found), key=found.index)
-
-
-def written(line: str) -> set[int]:
-    operation = line.split()[0]
-    if operation.startswith(("ST", "BAR", "BRA", "SYNCS", "WARP", "UT", "RED", "ATOM", "EXIT", ".L")):
-        return set()
-    target = re.match(r"\S+\s+(?:P\d+, )?R(\d+)\b", line)
-    if target is None:
-        return set()
-    width = 4 if ".128" in operation else 2 if ".64" in operation or "WIDE" in operation else 1
-    return set(range(int(target[1]), int(target[1]) + width))
-
-
-def innermost_loop(lines: list[str]) -> tuple[int, int]:
-    return min(loops(lines), key=lambda span: span[1] - span[0])
-
-
-def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
-    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L_x_\d+:", line)}
-    for i, line in enumerate(lines):
-        back = re.search(r"BRA `\((\.L_x_\d+)\)", line)
-        start = labels.get(back[1], i) if back else i
-        if start < i and any("GMMA" in inside for inside in lines[start:i]):
-            yield start, i
 
 
 def main(kind: str, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -66,8 +68,27 @@ def test_the_fastest_candidate_that_can_be_launched_wins() -> None:
 
     names = ("slow", "broken", "fast")
     assert tuning.measure([Choice(n) for n in names], run_and_note, time_us) == (Choice("fast"), 1.0)
-    with pytest.raises(DataError, match="no candidate could be launched"):
+    with pytest.raises(DataError, match="no candidate could be launched and gave"):
         tuning.measure([Choice("broken")], run, time_us)
+
+
+def test_a_wrong_candidate_is_not_even_timed() -> None:
+    timed: list[str] = []
+
+    def time_us(call: Callable[[], object]) -> float:
+        timed.append(str(call()))
+        return {"wrong": 1.0, "right": 2.0}[timed[-1]]
+
+    def right(choice: Choice) -> bool:
+        if choice.backend == "broken":
+            raise RuntimeError("out of shared memory")
+        return choice.backend == "right"
+
+    names = [Choice("wrong"), Choice("broken"), Choice("right")]
+    assert tuning.measure(names, lambda c: c.backend, time_us, right) == (Choice("right"), 2.0)
+    assert set(timed) == {"right"}
+    with pytest.raises(DataError, match="gave the reference's answer"):
+        tuning.measure(names[:2], lambda c: c.backend, time_us, right)
 
 
 def test_a_card_that_slows_down_does_not_favour_whoever_comes_first() -> None:

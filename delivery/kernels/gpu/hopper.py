@@ -78,6 +78,19 @@ def tile_of(program, tiles_m, tiles_n, GROUP_M: gl.constexpr):
     return first + inner % height, inner // height
 
 
+@gluon.constexpr_function
+def _parts(block_n, block_m, warps):
+    """A tile's sums as [block_n · block_m / 4, 4], every thread's own as the tensor cores leave them: four
+    values a thread, 512 bytes a warp, side by side in memory."""
+    wide = block_m // 8
+    across = warps.bit_length() - 1
+    high = [[32 * wide << bit, 0] for bit in range((block_n // 16).bit_length() - 1)]
+    inner = [[32 << bit, 0] for bit in range(wide.bit_length() - 1)]
+    lanes = [[1 << bit, 0] for bit in range(5)]
+    registers = [[0, 1], [0, 2], *inner, *high[across:]]
+    return gl.DistributedLinearLayout(registers, lanes, high[:across], [], [block_n * block_m // 4, 4])
+
+
 @gluon.jit
 def sum_of_splits(
     acc,
@@ -95,27 +108,42 @@ def sum_of_splits(
     Every program writes its part; the last to arrive adds all of them in the order of the splits, so the
     result does not depend on who was last. It leaves the counter at zero for the next launch.
     """
-    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT)).expand_dims(1)
-    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT)).expand_dims(0)
-    offset = n * BLOCK_M + m
+    PARTS: gl.constexpr = _parts(BLOCK_N, BLOCK_M, gl.num_warps())
     size: gl.constexpr = BLOCK_N * BLOCK_M
+    part = acc.reshape([BLOCK_N // 16, 2, 8, BLOCK_M // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
+    part = gl.convert_layout(part.reshape([size // 4, 4]), PARTS)
+    row = gl.arange(0, size // 4, gl.SliceLayout(1, PARTS)).expand_dims(1)
+    offset = row * 4 + gl.arange(0, 4, gl.SliceLayout(0, PARTS)).expand_dims(0)
     base = partial + tile * (splits * size)
-    gl.store(base + split * size + offset, acc)
+    gl.store(base + split * size + offset, part)
     barrier()
     last = gl.atomic_add(arrivals + tile, 1, sem="acq_rel") == splits - 1
     total = acc
     if last:
-        total = gl.load(base + offset, cache_modifier=".cg")
+        sums = gl.load(base + offset, cache_modifier=".cg")
         if size <= 2048:
             # All loads at once: the wait for one of them is the wait for all.
             for other in gl.static_range(1, MAX_SPLITS):
                 there = other < splits
-                total += gl.load(base + other * size + offset, mask=there, other=0.0, cache_modifier=".cg")
+                sums += gl.load(base + other * size + offset, mask=there, other=0.0, cache_modifier=".cg")
         else:
             for other in range(1, splits):
-                total += gl.load(base + other * size + offset, cache_modifier=".cg")
+                sums += gl.load(base + other * size + offset, cache_modifier=".cg")
+        tiled = sums.reshape([BLOCK_N // 16, BLOCK_M // 8, 8, 4, 2, 2]).permute([0, 4, 2, 1, 3, 5])
+        total = gl.convert_layout(tiled.reshape([BLOCK_N, BLOCK_M]), LAYOUT)
         gl.store(arrivals + tile, 0)
     return total, last
+
+
+@gluon.jit
+def settled(value, nothing, LAYOUT: gl.constexpr):
+    """value [BLOCK_N, BLOCK_M], just waited for, plus `nothing`: zeros int32 [BLOCK_N] in shared memory.
+
+    The assembler moves conversions of a product's sums in front of the wait for them, where nothing else
+    stands between. It cannot move them before a load that stands behind a barrier.
+    """
+    zero = nothing.load(gl.SliceLayout(1, LAYOUT)).to(value.dtype, bitcast=True)
+    return value + zero.expand_dims(1)
 
 
 @gluon.constexpr_function
@@ -169,6 +197,7 @@ __all__ = [
     "line_descriptor",
     "programs",
     "rows_descriptor",
+    "settled",
     "sum_of_splits",
     "tile_of",
     "tma_load",

@@ -25,6 +25,7 @@ from delivery.kernels.gpu.hopper import (
     gdc_wait,
     programs,
     rows_descriptor,
+    settled,
     sum_of_splits,
     tile_of,
     tma_load,
@@ -132,6 +133,7 @@ def _consume(
     x_ring,
     ready,
     free,
+    nothing,
     out,
     w_scale,
     x_scale,
@@ -178,6 +180,8 @@ def _consume(
             )
         else:
             value, stage, phase = _product(w_ring, x_ring, ready, free, stage, phase, count, zero, STAGES)
+            if BLOCK_M < 128:
+                value = settled(value, nothing, LAYOUT)
             value = value.to(gl.float32)
         mine = True
         if SHARED_K:
@@ -236,6 +240,9 @@ def _kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
+    nothing = gl.allocate_shared_memory(gl.int32, [BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    nothing.store(gl.zeros([BLOCK_N], gl.int32, LINE))
     fence_async_shared()
     gdc_launch_dependents()
     gl.warp_specialize(
@@ -243,8 +250,8 @@ def _kernel(
             (
                 _consume,
                 (
-                    w_ring, x_ring, ready, free, out, w_scale, x_scale, bias, residual, partial, arrivals,
-                    M, N, split, splits, first, count, block_columns,
+                    w_ring, x_ring, ready, free, nothing, out, w_scale, x_scale, bias, residual, partial,
+                    arrivals, M, N, split, splits, first, count, block_columns,
                     X_SCALE_STRIDE, STAGES, SHARED_K, GROUP_M, SCALES, BIAS, RESIDUAL, WARPS,
                 ),
             ),

@@ -25,6 +25,7 @@ from delivery.kernels.gpu.hopper import (
     line_descriptor,
     programs,
     rows_descriptor,
+    settled,
     sum_of_splits,
     tile_of,
     workspace,
@@ -37,41 +38,15 @@ from delivery.kernels.w4_layout import TILE_K, PackedW4
 
 
 @gluon.jit
-def _operand(
-    rings,
-    words,
-    stage,
-    C: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    GROUPS: gl.constexpr,
-    ZERO: gl.constexpr,
-    SCALED: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    WARPS: gl.constexpr,
-    DTYPE: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):
-    """(operand A of chunk C, its scales as float32)."""
+def _group(rings, at, ZERO: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """(zero points as int32, scales) [BLOCK_N] of a group."""
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    at = stage * GROUPS + C * GROUPS // CHUNKS
     if ZERO:
         PITCH: gl.constexpr = 128 // BLOCK_N if BLOCK_N < 128 else 1
         zero = rings[3].index(at * PITCH).load(ROWS).to(gl.int32)
     else:
         zero = gl.full([BLOCK_N], 8, gl.int32, ROWS)
-    scale = rings[2].index(at).load(ROWS)
-    a = fragment(
-        chunk_of(words, C, CHUNKS, BLOCK_N, WARPS),
-        zero,
-        scale.to(DTYPE),
-        CHUNKS,
-        BLOCK_N,
-        WARPS,
-        SCALED,
-        DTYPE,
-        gl.DotOperandLayout(0, LAYOUT, 2),
-    )
-    return a, scale.to(gl.float32)
+    return zero, rings[2].index(at).load(ROWS)
 
 
 @gluon.jit
@@ -81,10 +56,11 @@ def _step(
     stage,
     before,
     acc,
+    a_first,
     a_before,
     scale_before,
     total,
-    zero,
+    nought,
     FIRST: gl.constexpr,
     CHUNKS: gl.constexpr,
     GROUPS: gl.constexpr,
@@ -96,33 +72,52 @@ def _step(
 ):
     """128 input features: per chunk unpack, start its product, and see the one before it ended.
 
-    A product reads operand A from registers while it runs. Naming `a_before` in the wait keeps its registers
-    from being written for the next chunk any earlier; the compiler does not see that they are still read.
+    Without SCALED a group's chunks add up in the tensor cores, and the sum is scaled when the next group's
+    first chunk is ready. A product reads operand A from registers while it runs. Naming them in the wait
+    keeps the registers from being written for a later chunk any earlier; the compiler does not see that
+    they are still read. What else a wait names is to be had before it, or used behind it alone.
     """
     x_ring = rings[1]
     DTYPE: gl.constexpr = x_ring.dtype
+    PER_GROUP: gl.constexpr = CHUNKS // GROUPS
+    PAIRS: gl.constexpr = PER_GROUP == 2 and not SCALED
     words = words_of(rings[0].index(stage), BLOCK_N, WARPS)
     for c in gl.static_range(CHUNKS):
-        a, scale = _operand(
-            rings, words, stage, c, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, DTYPE, LAYOUT
+        if c % PER_GROUP == 0:
+            zero, scale = _group(rings, stage * GROUPS + c // PER_GROUP, ZERO, BLOCK_N, LAYOUT)
+        if PAIRS and c == 0 and not FIRST:
+            acc, a_first, words = warpgroup_mma_wait(1, [acc, a_first, words])
+        a = fragment(
+            chunk_of(words, c, CHUNKS, BLOCK_N, WARPS),
+            zero,
+            scale.to(DTYPE),
+            CHUNKS,
+            BLOCK_N,
+            WARPS,
+            SCALED,
+            DTYPE,
+            gl.DotOperandLayout(0, LAYOUT, 2),
         )
         x = x_ring.index(stage * CHUNKS + c).permute([1, 0])
         if FIRST and c == 0:
-            acc = warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
-            if SCALED:
-                acc = warpgroup_mma_wait(1, [acc])
+            acc = warpgroup_mma(a, x, nought, use_acc=False, is_async=True)
         elif SCALED:
             acc = warpgroup_mma(a, x, acc, is_async=True)
             acc, a_before = warpgroup_mma_wait(1, [acc, a_before])
+        elif c % PER_GROUP:
+            acc = warpgroup_mma(a, x, acc, is_async=True)
         else:
-            done, a_before = warpgroup_mma_wait(0, [acc, a_before])
+            done, a_before, a = warpgroup_mma_wait(0, [acc, a_before, a])
             total += done * scale_before.expand_dims(1)
-            acc = warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
+            acc = warpgroup_mma(a, x, nought, use_acc=False, is_async=True)
         if c == 0 and not FIRST:
             mbarrier.arrive(free.index(before), count=1)
-        a_before = a
-        scale_before = scale
-    return acc, a_before, scale_before, total
+        if PAIRS and c == 0:
+            a_first = a
+        else:
+            a_before = a
+        scale_before = scale.to(gl.float32)
+    return acc, a_first, a_before, scale_before, total
 
 
 @gluon.jit
@@ -130,6 +125,7 @@ def _consume(
     rings,
     ready,
     free,
+    nothing,
     out,
     bias,
     partial,
@@ -166,8 +162,8 @@ def _consume(
         n0 = n * BLOCK_N
         # The first step stands outside the loop, so that its accumulator is born in the tensor cores.
         mbarrier.wait(ready.index(stage), phase)
-        acc, a, scale, total = _step(
-            rings, free, stage, stage, zero, no_a, no_scale, zero, zero,
+        acc, a_first, a, scale, total = _step(
+            rings, free, stage, stage, zero, no_a, no_a, no_scale, zero, zero,
             True, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
         )  # fmt: skip
         before = stage
@@ -177,8 +173,8 @@ def _consume(
             phase ^= 1
         for _ in range(1, count):
             mbarrier.wait(ready.index(stage), phase)
-            acc, a, scale, total = _step(
-                rings, free, stage, before, acc, a, scale, total, zero,
+            acc, a_first, a, scale, total = _step(
+                rings, free, stage, before, acc, a_first, a, scale, total, zero,
                 False, CHUNKS, GROUPS, ZERO, SCALED, BLOCK_N, WARPS, LAYOUT,
             )  # fmt: skip
             before = stage
@@ -186,10 +182,10 @@ def _consume(
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
-        done, a = warpgroup_mma_wait(0, [acc, a])
+        done, a_first, a = warpgroup_mma_wait(0, [acc, a_first, a])
         mbarrier.arrive(free.index(before), count=1)
         if SCALED:
-            total = done
+            total = settled(done, nothing, LAYOUT) if BLOCK_M < 128 else done
         else:
             total += done * scale.expand_dims(1)
         mine = True
@@ -246,6 +242,9 @@ def _kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
+    nothing = gl.allocate_shared_memory(gl.int32, [BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    nothing.store(gl.zeros([BLOCK_N], gl.int32, LINE))
     fence_async_shared()
     gdc_launch_dependents()
     rings = (w_ring, x_ring, s_ring, z_ring)
@@ -254,7 +253,7 @@ def _kernel(
             (
                 _consume,
                 (
-                    rings, ready, free, out, bias, partial, arrivals, M, N, split, splits, count,
+                    rings, ready, free, nothing, out, bias, partial, arrivals, M, N, split, splits, count,
                     STAGES, SHARED_K, CHUNKS, GROUPS, GROUP_M, ZERO, SCALED, BIAS, WARPS,
                 ),
             ),
