@@ -10,9 +10,10 @@ schedule (`targeted_start`), vLLM's never does.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
-from delivery.errors import DataError
+from delivery.errors import DataError, Undecided
 from delivery.gate.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def read_results(path: Path) -> tuple[str, list[list[RequestRecord]]]:
     """(which tool wrote it: "vllm" or "guidellm", one list of records per run).
 
     A vLLM file needs `--save-detailed`; its latencies count from sending, since it does not tell the
-    schedule. Raises DataError `results-unreadable`.
+    schedule. Raises DataError `results-unreadable`, and Undecided `measurement-invalid` for a time that is
+    not a finite number.
     """
     try:
         data = json.loads(path.read_text("utf-8"))
@@ -119,6 +121,13 @@ def _record(
     tokens_out: int,
     error: str | None,
 ) -> RequestRecord:
+    if not (math.isfinite(ttft_s) and math.isfinite(rest_s)):
+        raise Undecided(
+            "measurement-invalid",
+            f"the results of request {name} are no measurement",
+            why=f"time to first token {ttft_s} s, and {rest_s} s for the rest: expected finite numbers",
+            hint="measure again",
+        )
     first = None if error else start_s + ttft_s
     return RequestRecord(
         id=name,

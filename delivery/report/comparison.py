@@ -77,9 +77,9 @@ class Judge:
             return self._accepted(found, reference)
         latency = self._compare(reference)
         crept = self._anchor(found)
-        told = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
+        outcome = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
         parts = [
-            Part(latency.status, latencies.metrics(latency, self.settings.limit), [told]),
+            Part(latency.status, latencies.metrics(latency, self.settings.limit), [outcome]),
             load.kept_up(self.rate, ours, reference.capacity),
             self._memory(reference.memory),
             self._targets(),
@@ -100,10 +100,10 @@ class Judge:
         absolute = [self._targets(), self._self_test(itself)]
         if worst([part.verdict for part in absolute]).releases:
             found.record()
-            told = f"{found.note}: this one became the baseline"
+            text = f"{found.note}: this one became the baseline"
         else:
-            told = f"{found.note}: this one failed and does not become the baseline"
-        parts = [Part(Verdict.BOOTSTRAPPED, findings=[Finding("warning", told)]), *absolute]
+            text = f"{found.note}: this one failed and does not become the baseline"
+        parts = [Part(Verdict.BOOTSTRAPPED, findings=[Finding("warning", text)]), *absolute]
         return self._made(parts, None, found)
 
     def _is_itself(self, found: Found) -> bool:
@@ -111,8 +111,8 @@ class Judge:
 
     def _accepted(self, found: Found, reference: Reference) -> Report:
         """The measurement that was made the baseline: compared with itself it would only show its noise."""
-        told = f"this measurement is the baseline: “{found.baseline.current.reason}”"
-        parts = [Part(findings=[Finding("info", told)]), self._targets(), self._anchor(found)]
+        text = f"this measurement is the baseline: “{found.baseline.current.reason}”"
+        parts = [Part(findings=[Finding("info", text)]), self._targets(), self._anchor(found)]
         return self._made([*parts, self._self_test(reference)], reference, found)
 
     # what the candidate is compared with
@@ -180,8 +180,8 @@ class Judge:
             return Part(findings=[Finding("info", "memory cannot be seen through a URL and was not judged")])
         floor = self.settings.memory_floor_bytes if self.data["device"]["kind"] == "cpu" else 0
         verdict = compare_memory(baseline, ours, self.settings.memory_limit, floor_bytes=floor)
-        told = [] if verdict.status is Verdict.PASS else [Finding("error", f"memory: {verdict.reason}")]
-        return Part(verdict.status, latencies.memory_metrics(verdict, self.settings.memory_limit), told)
+        findings = [] if verdict.status is Verdict.PASS else [Finding("error", f"memory: {verdict.reason}")]
+        return Part(verdict.status, latencies.memory_metrics(verdict, self.settings.memory_limit), findings)
 
     def _targets(self) -> Part:
         """Absolute targets: the `slo` block, and limits of metrics that are measured here."""
@@ -209,10 +209,15 @@ class Judge:
             paired=False,
         )
         since = f"against the last release ({anchor.commit[:12] or anchor.engine[:12]}): "
-        if verdict.status is not Verdict.FAIL:
+        memory = self._memory(anchor.memory)
+        lost = memory if memory.verdict is Verdict.FAIL else Part()
+        if verdict.status is Verdict.FAIL:
+            slower = [m for m in latencies.metrics(verdict, self.settings.limit) if m.status == Verdict.FAIL]
+            findings = [Finding("error", verdict.reason), *lost.findings]
+            lost = Part(Verdict.FAIL, [*slower, *lost.metrics], findings)
+        if lost.verdict is not Verdict.FAIL:
             return Part(findings=[Finding("info", f"{since}{verdict.status.value}")])
-        failed = [m for m in latencies.metrics(verdict, self.settings.limit) if m.status == Verdict.FAIL]
-        return Part(verdict.status, failed, [Finding("error", f"{since}{verdict.reason}")])
+        return replace(lost, findings=[replace(f, text=f"{since}{f.text}") for f in lost.findings])
 
     def _self_test(self, reference: Reference) -> Part:
         if not self.settings.self_test:
@@ -229,7 +234,11 @@ class Judge:
             Finding("error", f"self-test: {c.name}: expected {c.expected.value}, got {c.got.value}")
             for c in missed
         ]
-        told = told or [Finding("info", f"self-test: all {len(cases)} planted changes were judged rightly")]
+        told = told or [
+            Finding("info", f"self-test: all {len(cases)} injected changes were judged correctly")
+        ]
+        if not reference.memory:
+            told.append(Finding("info", "self-test: the baseline has no memory to change; latencies only"))
         metric = judge_limit("self_test_missed", float(len(missed)), {"self_test_missed": 0})
         return Part(Verdict(metric.status), [metric], told)
 

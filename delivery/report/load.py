@@ -11,7 +11,10 @@ from delivery.gate.report import Finding, Metric, Verdict
 from delivery.report.comparison_parts import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delivery.bench.measured import Measured, Side
+    from delivery.gate.record import RequestRecord
 
 
 def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) -> str:
@@ -29,6 +32,19 @@ def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) 
     for number, run in enumerate(measured.candidate.runs, 1):
         if reason := validity.why_invalid_run(run, limits, judged=True):
             return f"candidate run {number}: {reason}"
+    return _why_runs_differ(measured.candidate.runs)
+
+
+def _why_runs_differ(runs: Sequence[Sequence[RequestRecord]]) -> str:
+    """Unequal output lengths among the runs of one side; empty when every run asked the same."""
+    lengths = [{r.id: r.output_tokens for r in run if r.error is None} for run in runs]
+    for number, other in enumerate(lengths[1:], 2):
+        for name, tokens in lengths[0].items():
+            if other.get(name, tokens) != tokens:
+                return (
+                    f"output lengths differ between the runs: {name} has {tokens} tokens in run 1 "
+                    f"and {other[name]} in run {number}"
+                )
     return ""
 
 
@@ -52,8 +68,8 @@ def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
     if rate is None:
         return Part(Verdict.FAIL if metrics else Verdict.PASS, metrics)
     if side.capacity is None:
-        told = "how many requests/s the candidate can sustain was not seen: the probe was disturbed or failed"
-        return Part(Verdict.INVALID, metrics, [Finding("error", told)])
+        text = "the candidate's capacity is unknown: the probe was disturbed or failed"
+        return Part(Verdict.INVALID, metrics, [Finding("error", text)])
     status = Verdict.PASS if side.capacity >= rate else Verdict.FAIL
     about = definition("request_capacity")
     metrics.append(
@@ -69,11 +85,11 @@ def kept_up(rate: float | None, side: Side, baseline: float | None) -> Part:
     )
     if status is Verdict.FAIL:
         most = shown(side.capacity)
-        told = f"the candidate cannot keep up with {shown(rate)} requests/s: it can sustain {most}"
-        return Part(status, metrics, [Finding("error", told)])
+        text = f"the candidate cannot keep up with {shown(rate)} requests/s: it can sustain {most}"
+        return Part(status, metrics, [Finding("error", text)])
     fair = f", {rate / baseline:.0%} of what the baseline can sustain" if baseline else ""
-    told = f"the load was {shown(rate)} requests/s{fair}"
-    return Part(Verdict.FAIL if len(metrics) > 1 else status, metrics, [Finding("info", told)])
+    text = f"the load was {shown(rate)} requests/s{fair}"
+    return Part(Verdict.FAIL if len(metrics) > 1 else status, metrics, [Finding("info", text)])
 
 
 def not_seen(name: str) -> str:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from delivery.errors import DataError
+from delivery.errors import DataError, Undecided
 from delivery.gate.imports import read_results
 
 
@@ -94,6 +94,15 @@ def test_guidellm_tells_the_schedule_and_the_error_of_a_request(tmp_path, strate
     assert good.tpot_ms == pytest.approx(25.0)
     assert bad.error == "connection reset"
     assert bad.output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"ttfts": [float("nan")]}, {"ttfts": [float("inf")]}, {"itls": [[float("nan")]]}]
+)
+def test_a_time_that_is_no_finite_number_is_no_measurement(tmp_path, change):
+    data = {"input_lens": [16], "output_lens": [2], "ttfts": [0.1], "itls": [[0.01]]} | change
+    with pytest.raises(Undecided, match="results of request r0 are no measurement"):
+        read_results(write(tmp_path, data))
 
 
 @pytest.mark.parametrize(

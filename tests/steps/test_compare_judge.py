@@ -250,6 +250,26 @@ def test_small_losses_add_up_against_the_last_release(judged):
     assert judged(side(40, slower=1.12), engine="c3").verdict is Verdict.PASS
 
 
+def test_memory_that_creeps_is_held_against_the_last_release_too(judged):
+    commit(judged, side(), released=True, engine="rel")
+    commit(judged, side(20, weights_bytes=1.4e8), engine="c1")
+    report = judged(side(40, weights_bytes=1.45e8), engine="c2")
+    assert report.verdict is Verdict.FAIL
+    assert metric(report, "weights_bytes").baseline == MEMORY["weights_bytes"]
+    assert "against the last release (cccccccccccc): memory: weights_bytes" in said(report)
+    assert judged(side(40, weights_bytes=1.05e8), engine="c3").verdict is Verdict.FAIL  # 25 % under c1
+
+
+def test_unequal_output_lengths_between_runs_are_invalid_with_or_without_a_baseline(judged):
+    made = side(50)
+    uneven = replace(made.runs[1][7], output_tokens=7)
+    made = replace(made, runs=(made.runs[0], (*made.runs[1][:7], uneven, *made.runs[1][8:]), *made.runs[2:]))
+    report = judged(made, gate={"missing_baseline": "bootstrap"})
+    assert report.verdict is Verdict.INVALID
+    assert "r7 has 8 tokens in run 1 and 7 in run 2" in said(report)
+    assert not (judged.root / "local").exists()
+
+
 def test_pairs_need_no_stored_baseline_and_name_their_look(judged):
     base = side(0)
     equal = judged(side(0), base)
@@ -303,7 +323,15 @@ def test_the_self_test_is_part_of_the_report_when_asked_for(judged):
     report = judged(side(50), self_test=True)
     assert report.verdict is Verdict.PASS
     assert metric(report, "self_test_missed").value == 0
-    assert "planted changes were judged rightly" in said(report)
+    assert "injected changes were judged correctly" in said(report)
+
+
+def test_the_self_test_of_a_baseline_without_memory_injects_latencies_only(judged):
+    commit(judged, side(none=True, runtime="vllm"))
+    report = judged(side(50, none=True, runtime="vllm"), self_test=True)
+    assert report.verdict is Verdict.PASS
+    assert metric(report, "self_test_missed").value == 0
+    assert "no memory to change; latencies only" in said(report)
 
 
 def test_noise_is_warned_about(judged):
