@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from delivery.serving.generation import Generator, for_choices, usage
 from delivery.serving.streaming import event_stream, first_item, unless_disconnected
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from delivery.checkpoint import Tokenizer
+    from delivery.engine.outputs import TokenLogprobs
     from delivery.engine.request import SamplingParams
     from delivery.serving.generation import Admission
     from delivery.serving.schema import CompletionRequest
@@ -58,7 +61,7 @@ async def _complete(
                 "index": index,
                 "text": text,
                 "finish_reason": choice.finish_reason,
-                "logprobs": _logprobs(generator, choice.logprobs) if request.logprobs is not None else None,
+                "logprobs": None if request.logprobs is None else _Logprobs(tokenizer).of(choice.logprobs),
             }
         )
     generated = sum(len(choice.token_ids) for choice in finished)
@@ -77,18 +80,15 @@ async def _chunks(
     admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     generated = 0
-    offsets = [0] * len(runs)
+    logprobs = [_Logprobs(generator.tokenizer) for _ in runs]
     async for index, output in generator.merge(runs, admission):
         generated += len(output.new_token_ids)
-        logprobs = None
-        if request.logprobs is not None:
-            logprobs = _logprobs(generator, output.logprobs or [], offsets[index])
-            offsets[index] += sum(map(len, logprobs["tokens"]))
+        asked = request.logprobs is not None
         choice = {
             "index": index,
             "text": output.new_text,
             "finish_reason": output.finish_reason,
-            "logprobs": logprobs,
+            "logprobs": logprobs[index].of(output.logprobs or []) if asked else None,
         }
         yield {**head, "choices": [choice]}
     if request.include_usage:
@@ -96,19 +96,40 @@ async def _chunks(
         yield {**head, "choices": [], "usage": usage(prompt_tokens, generated)}
 
 
-def _logprobs(generator: Generator, entries: list[Any], position: int = 0) -> dict[str, Any]:
-    texts = [generator.tokenizer.decode([entry.token_id], skip_special_tokens=False) for entry in entries]
-    offsets = []
-    for text in texts:
-        offsets.append(position)
-        position += len(text)
-    decode = generator.tokenizer.decode
-    return {
-        "tokens": texts,
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [
-            {decode([token], skip_special_tokens=False): value for token, value in entry.top}
-            for entry in entries
-        ],
-        "text_offset": offsets,
-    }
+class _Logprobs:
+    """Log-probabilities of one choice in this endpoint's form, piece by piece.
+
+    Tokens are as they stand in the text, SentencePiece's blanks included; one that holds a part of a
+    character is written `bytes:\\xe2`, and a special one, which the text leaves out, by its name. `text_offset` counts
+    characters of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.special_tokens.values())
+        self._offset = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """The next tokens of the choice."""
+        found = list(entries)
+        return {
+            "tokens": [self._text(entry.token_id) for entry in found],
+            "token_logprobs": [entry.logprob for entry in found],
+            "top_logprobs": [{self._text(token): value for token, value in entry.top} for entry in found],
+            "text_offset": [self._advance(entry.token_id) for entry in found],
+        }
+
+    def _text(self, token_id: int) -> str:
+        content = self._tokenizer.token_bytes(token_id)
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token begins."""
+        begins = self._offset
+        if token_id not in self._special:
+            self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token_id)))
+        return begins
