@@ -59,7 +59,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs))
         self._in_flight: deque[tuple[int, list[Request]]] = deque()
         self._step = 0
-        self._left_out = False
+        self._left_out_since_s: float | None = None
 
     # Requests come and go
 
@@ -122,7 +122,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput | None:
         """The next step's work; None when there is nothing to run now."""
         step = _Step(self._step + 1, self.budget.tokens)
-        decodes_first = self._left_out or not self.config.enable_prefill
+        decodes_first = not self.config.enable_prefill or self._stood_back(now_s)
         if decodes_first:
             self._decodes(step, now_s)
         self._prefills(step)
@@ -181,7 +181,10 @@ class Scheduler:
             ready.sort(key=lambda r: r.last_step)  # those that were left out last time
         elif self._growing() > self.pool.num_free:
             ready.sort(key=lambda r: self._rank(r, now_s))  # those that matter least come last, and go
-        self._left_out = len(ready) > step.budget
+        if len(ready) <= step.budget:
+            self._left_out_since_s = None
+        elif self._left_out_since_s is None:
+            self._left_out_since_s = now_s
         for request in ready:
             if step.budget == 0:
                 break
@@ -193,6 +196,12 @@ class Scheduler:
             grown = self._grow(request, step, now_s)
             if grown is not None:
                 self._put(step, request, 1, grown)
+
+    def _stood_back(self, now_s: float) -> bool:
+        """Whether decodes have been left out for as long as they may be. A step with prompts is full, so
+        decodes in it take the place of prompts; gathered for a while, more of them share a step's weights."""
+        since_s = self._left_out_since_s
+        return since_s is not None and now_s - since_s >= self.config.decode_wait_s
 
     def _grow(self, request: Request, step: _Step, now_s: float) -> tuple[int, ...] | None:
         """Blocks for one token more, at the cost of others if need be. None: it was preempted itself."""
