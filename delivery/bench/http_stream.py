@@ -79,7 +79,7 @@ class _Wire(asyncio.Protocol):
             while self._answer is not None and self._buffer and self._read(now):
                 pass
         except (ValueError, HttpError) as error:
-            self._fail(f"the answer broke off: {error}")
+            self._fail(f"the response was cut off: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
@@ -88,7 +88,7 @@ class _Wire(asyncio.Protocol):
         if self._read == self._to_end:
             self._finish()
         else:
-            self._fail(f"the answer broke off: {exc or 'the server closed the connection'}")
+            self._fail(f"the response was cut off: {exc or 'the server closed the connection'}")
 
     # readers
 

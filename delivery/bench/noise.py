@@ -40,7 +40,7 @@ def measure_noise(
         made = measure_alone(session, load, runs, _Quiet())
     rate = offered_rate(load)
     if rate is not None and (why := why_too_fast(rate, made.candidate.capacity)):
-        raise Undecided("measurement-invalid", "the noise of a queue is not the engine's", why=why)
+        raise Undecided("measurement-invalid", "the noise of a queue is not the noise of the engine", why=why)
     out = {}
     for name in metrics:
         kind, percentile = latency_kind(name)

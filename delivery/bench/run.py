@@ -85,7 +85,7 @@ def run_bench(options: BenchOptions, progress: Callable[[Progress], None] | None
     if not summary["completed"]:
         raise DataError(
             "bench-all-failed",
-            f"none of the {len(records)} requests was answered",
+            f"all {len(records)} requests failed",
             why=f"first: {records[0].error}",
             hint="look at the server's log",
         )

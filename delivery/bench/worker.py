@@ -130,8 +130,8 @@ def _serve(pipe: Connection, path: str, device: str, options: dict[str, Any]) ->
     except DeliverError as error:
         pipe.send((False, error))
     except Exception as error:
-        told = "".join(traceback.format_exception(error))
-        pipe.send((False, RuntimeError(f"in the engine's process:\n{told}")))
+        text = "".join(traceback.format_exception(error))
+        pipe.send((False, RuntimeError(f"in the engine's process:\n{text}")))
 
 
 class _Measured:

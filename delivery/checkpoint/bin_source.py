@@ -104,7 +104,7 @@ class BinSource:
                     "shard-missing",
                     f"{shard} does not exist",
                     why=f"{INDEX} names it",
-                    hint="get the file from the source of the checkpoint",
+                    hint="get the file from where the checkpoint came from",
                 )
         return tuple(shards)
 

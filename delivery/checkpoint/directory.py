@@ -86,7 +86,7 @@ def read_tensors(directory: Path) -> dict[str, TensorInfo]:
             "index-missing",
             f"{directory} has shards and no {INDEX}",
             why=f"found {', '.join(found[:3])}{', ...' if len(found) > 3 else ''}",
-            hint="get the index from the source of the checkpoint",
+            hint="get the index from where the checkpoint came from",
         )
     raise DataError(
         "weights-missing",
@@ -109,7 +109,7 @@ def _indexed(directory: Path, index: Mapping[str, Any]) -> dict[str, TensorInfo]
                 "shard-missing",
                 f"{shard} does not exist",
                 why=f"{INDEX} says that it holds {count} tensors",
-                hint="get the file from the source of the checkpoint",
+                hint="get the file from where the checkpoint came from",
             )
         for name, info in read_header(directory / shard).items():
             if name in infos:

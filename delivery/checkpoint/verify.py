@@ -28,9 +28,9 @@ def verify_export(out: Path, source: Checkpoint, unchanged: Iterable[str]) -> in
         if not _same(source, written, name):
             raise DataError(
                 "tensor-changed",
-                f"tensor {name!r} is not what it was in the source",
-                why=f"it was not to be quantised, and differs between {source.path} and {out}",
-                hint="this is a fault of the export; please report it",
+                f"tensor {name!r} differs from the source",
+                why=f"it should be unchanged, but differs between {source.path} and {out}",
+                hint="this is a bug in the export; please report it",
             )
         count += 1
     return count

@@ -37,15 +37,15 @@ def why_too_fast(rate: float, capacity: float | None) -> str:
     """Why `rate` requests/s is too fast for a baseline of this capacity; empty when it is not."""
     if capacity is None:
         return (
-            "how many requests per second the baseline can sustain is not known, and an open loop asks at "
-            "most half of it; measure the baseline again and accept it: deliver baseline update --reason TEXT"
+            "the baseline's capacity is not known, and an open loop may send at most half of it; "
+            "measure the baseline again and accept it: deliver baseline update --reason TEXT"
         )
     if rate <= SHARE * capacity:
         return ""
     return (
-        f"the workload asks {shown(rate)} requests/s of a baseline that can sustain {shown(capacity)}: over "
-        f"{SHARE:.0%} of that, queueing magnifies every change; ask at most {rounded_down(SHARE * capacity)} "
-        "(compare --rate, or the workload's arrival)"
+        f"the workload sends {shown(rate)} requests/s to a baseline that can sustain {shown(capacity)}: "
+        f"over {SHARE:.0%} of that, queueing magnifies every change; "
+        f"send at most {rounded_down(SHARE * capacity)} (compare --rate, or the workload's arrival)"
     )
 
 

@@ -43,7 +43,8 @@ def why_not_kept_up(runs: Sequence[Run]) -> str:
     for number, run in enumerate(runs, 1):
         if count := turned_away(run):
             first = next(r for r in run if turned_away([r]))
-            return f"it cannot keep up: run {number} left {count} of {len(run)} requests ({first.error})"
+            lost = f"{count} of {len(run)} requests ({first.error})"
+            return f"it cannot keep up: run {number} did not answer {lost}"
     return ""
 
 

@@ -91,8 +91,8 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
 
 def _left(report: Report) -> Verdict:
     """The verdict of a report once its failures are waived."""
-    told = [m.status for m in report.metrics] + [str(report.details.get("besides", "shown"))]
-    return worst([Verdict.WAIVED, *(Verdict(s) for s in told if s not in ("shown", Verdict.FAIL))])
+    statuses = [m.status for m in report.metrics] + [str(report.details.get("besides", "shown"))]
+    return worst([Verdict.WAIVED, *(Verdict(s) for s in statuses if s not in ("shown", Verdict.FAIL))])
 
 
 def _bad(entry: Mapping[str, Any], why: str, hint: str) -> UsageError:

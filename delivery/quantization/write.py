@@ -77,6 +77,6 @@ def check_bits(out: Path, plan: ModelPlan, expected: float) -> float:
             "bits-per-weight",
             f"{out} holds {bits:.2f} bits per quantised weight",
             why=f"expected {expected:.2f} from what was quantised",
-            hint="this is a fault of the export; please report it with the layers.json beside the weights",
+            hint="this is a bug in the export; please report it with layers.json",
         )
     return bits

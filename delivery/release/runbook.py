@@ -36,7 +36,7 @@ def runbook(spec: ChartSpec, reports: Sequence[Report], signer: Signer, archive:
         image=image.reference,
         image_by_tag=image.allow_tag,
         hardware=spec.hardware.name,
-        signed_by="an ephemeral key: nobody's identity" if signer.is_ephemeral else signer.key_id,
+        signed_by="an ephemeral key (proves nobody's identity)" if signer.is_ephemeral else signer.key_id,
         ephemeral=signer.is_ephemeral,
         reports=reports,
         findings=[

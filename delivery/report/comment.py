@@ -93,8 +93,8 @@ def thread_of(environ: Mapping[str, str]) -> Thread | NoThread:
     if environ.get("GITLAB_CI"):
         number, found = environ.get("CI_MERGE_REQUEST_IID", ""), _gitlab
     elif environ.get("GITHUB_ACTIONS"):
-        told = re.match(r"refs/pull/(\d+)/", environ.get("GITHUB_REF", ""))
-        number, found = told[1] if told else "", _github
+        match = re.match(r"refs/pull/(\d+)/", environ.get("GITHUB_REF", ""))
+        number, found = match[1] if match else "", _github
     else:
         return NoThread("this is not a GitLab or GitHub job")
     if not number:

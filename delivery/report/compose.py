@@ -54,8 +54,8 @@ def current_commit() -> str:
 def commit_of(report: Artifact) -> str:
     """The commit that a report was made at; the current one if it is not recorded."""
     path = report.file(FILE_NAME)
-    told = Report.read(report.path).details.get("commit") if path.is_file() else ""
-    return str(told or current_commit())
+    recorded = Report.read(report.path).details.get("commit") if path.is_file() else ""
+    return str(recorded or current_commit())
 
 
 def measurement_of(report: Artifact) -> str:

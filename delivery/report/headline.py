@@ -54,13 +54,13 @@ def headline(report: Report) -> Headline:
     """The headline of any report; a passed one is short."""
     answers: list[tuple[str, str]] = []
     bad = words.failing(report)
-    told = [f.text for f in report.findings if f.severity == "error" and not _said(f.text, bad)]
+    errors = [f.text for f in report.findings if f.severity == "error" and not _said(f.text, bad)]
     if len(bad) > _SHOWN:
         answers.append(("And", ", ".join(m.name for m in bad[_SHOWN:])))
     if bad and (sureness := report.details.get("sureness") or report.details.get("runs")):
         answers.append(("Measured", f"{sureness}{_where(report.details)}"))
-    if told and (not bad or report.verdict.value in ("fail", "invalid")):
-        answers.append(("Seen", " ".join(_sentence(t) for t in told[:5]) + _more(len(told) - 5)))
+    if errors and (not bad or report.verdict.value in ("fail", "invalid")):
+        answers.append(("Seen", " ".join(_sentence(t) for t in errors[:5]) + _more(len(errors) - 5)))
     if since := _since(report.details):
         answers.append(("Since", since))
     level = str(report.details.get("level", LEVEL))

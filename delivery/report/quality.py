@@ -79,12 +79,12 @@ def against(
     judged: Sequence[Metric], before: Mapping[str, float], drift: float
 ) -> tuple[list[Metric], list[Finding]]:
     """Compare each perplexity with the last release's as well: more than `drift` times it fails."""
-    out, told = [], []
+    out, found = [], []
     for metric in judged:
         past = before.get(metric.name)
         if past and metric.name.endswith("perplexity") and metric.value > past * drift:
             metric = replace(metric, status=Verdict.FAIL.value, limit=metric.limit or past * drift)
-            told.append(
+            found.append(
                 Finding(
                     "error",
                     f"{words.title(metric.name)} is {words.amount(metric.value, metric.unit)}, "
@@ -93,7 +93,7 @@ def against(
                 )
             )
         out.append(metric)
-    return out, told
+    return out, found
 
 
 def sureness(measured: Mapping[str, Any]) -> str:
@@ -167,7 +167,7 @@ def unmatched(limits: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Find
     named = {name: definition(name) for name in limits}
     return [
         Finding(
-            "warning", f"the limit {name} bounds nothing here: no corpus or task of that name was measured"
+            "warning", f"the limit {name} has no effect here: no corpus or task of that name was measured"
         )
         for name, about in named.items()
         if about.per_corpus and name not in (about.name, *known)

@@ -265,5 +265,5 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     """An internal error: starlette logs the traceback, the client gets the usual error object."""
-    problem = Problem(500, "internal_error", "the server made a mistake; its log says which")
+    problem = Problem(500, "internal_error", "internal server error; see the server's log")
     return JSONResponse(problem.to_json(), status_code=500)

@@ -115,7 +115,7 @@ class Generator:
             raise Problem(
                 429,
                 "queue_full",
-                f"{waiting} requests wait already (limit {self.max_queue})",
+                f"{waiting} requests are already waiting (limit {self.max_queue})",
                 retry_after_s=_RETRY_AFTER_S,
             )
         admission = Admission(self.engine, priority)

@@ -128,8 +128,8 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced():
     ("answer", "words"),
     [
         (b"SSH-2.0-x\r\n\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", "broke off"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", "cut off"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "cut off"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "head is too long"),
     ],
 )

@@ -64,4 +64,4 @@ def test_the_noise_of_a_queue_is_not_measured(deliver, tmp_path):
     path.write_text(json.dumps({"requests": 130, "shape": shape, "arrival": arrival}))
     with pytest.raises(Undecided, match="the noise of a queue") as caught:
         deliver("--workload", str(path))
-    assert "ask at most 20" in caught.value.render()
+    assert "send at most 20" in caught.value.render()

@@ -82,7 +82,7 @@ def test_a_good_export(source: Checkpoint, tmp_path: Path) -> None:
 def test_a_tensor_that_changed_is_named(change: object, source: Checkpoint, tmp_path: Path) -> None:
     name = "model.norm.weight"
     _, unchanged = export(source, tmp_path / "out", **{name: change(source.tensor(name))})
-    with pytest.raises(DataError, match=r"'model\.norm\.weight' is not what it was"):
+    with pytest.raises(DataError, match=r"'model\.norm\.weight' differs from the source"):
         verify_export(tmp_path / "out", source, unchanged)
 
 
@@ -93,7 +93,7 @@ def test_minus_zero_is_another_value(source: Checkpoint, tmp_path: Path) -> None
     with CheckpointWriter(tmp_path / "b") as writer:
         writer.add("x", -torch.zeros(2))
         writer.finish(source.config)
-    with pytest.raises(DataError, match="'x' is not what it was"):
+    with pytest.raises(DataError, match="'x' differs from the source"):
         verify_export(tmp_path / "b", Checkpoint.open(tmp_path / "a"), ["x"])
 
 

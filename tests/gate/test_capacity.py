@@ -65,9 +65,9 @@ def test_an_open_loop_asks_at_most_half(rate, capacity, fair):
 
 def test_the_reason_says_what_to_do():
     told = why_too_fast(8.0, 9.27)
-    assert "asks 8 requests/s of a baseline that can sustain 9.27" in told
-    assert "ask at most 4.6 (compare --rate" in told
-    assert "asks 100,000 requests/s of a baseline that can sustain 1,240" in why_too_fast(1e5, 1240.4)
+    assert "sends 8 requests/s to a baseline that can sustain 9.27" in told
+    assert "send at most 4.6 (compare --rate" in told
+    assert "sends 100,000 requests/s to a baseline that can sustain 1,240" in why_too_fast(1e5, 1240.4)
     assert "deliver baseline update" in why_too_fast(8.0, None)
 
 
@@ -99,7 +99,7 @@ def test_a_candidate_that_turns_requests_away_fails_and_a_baseline_that_does_is_
     verdict = compare_runs(good, busy)
     assert verdict.status is Verdict.FAIL
     assert not verdict.undecided
-    assert f"it cannot keep up: run 5 left {lost} of 130 requests" in verdict.reason
+    assert f"it cannot keep up: run 5 did not answer {lost} of 130 requests" in verdict.reason
     assert compare_runs(busy, good).status is Verdict.INVALID
 
 

@@ -207,8 +207,8 @@ def test_runbook_says_how_to_verify_and_what_is_missing(
     spec = ingredients(image=Image.parse("deliver:0.1.0"))
     write_release(spec, tmp_path / "r", Signer.load(None))
     text = (tmp_path / "r" / RUNBOOK).read_text("utf-8")
-    assert "The key was made for this release alone" in text
-    assert "by tag: no digest was given" in text
+    assert "The key was made for this release only" in text
+    assert "by tag: packaged without a digest" in text
     assert "--set image.digest=sha256:DIGEST" in text
     for alert in ("ModelQueueLong", "ModelThroughputLow", "ModelKVCacheFull", "ModelDecodeSlow"):
         assert f"### {alert}\nSymptom: " in text

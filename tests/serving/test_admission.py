@@ -70,7 +70,7 @@ def test_what_the_engine_reports_counts_once() -> None:
         assert engine.waiting_after(0) == 2
         tasks.append(asyncio.create_task(one(generator)))
         await asyncio.sleep(0.05)
-        with pytest.raises(Problem, match="3 requests wait already"):
+        with pytest.raises(Problem, match="3 requests are already waiting"):
             await one(generator)
         engine.finish_all()
         return len(await asyncio.gather(*tasks))

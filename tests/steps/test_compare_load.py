@@ -132,8 +132,8 @@ def test_a_load_over_half_of_it_is_invalid_and_says_what_to_do(judged):
     assert ours.runs == theirs.runs == ()
     report = judged(ours, theirs, rate=25.0)
     assert report.verdict is Verdict.INVALID
-    assert "the workload asks 25 requests/s of a baseline that can sustain 40" in said(report)
-    assert "ask at most 20 (compare --rate" in said(report)
+    assert "the workload sends 25 requests/s to a baseline that can sustain 40" in said(report)
+    assert "send at most 20 (compare --rate" in said(report)
     assert not report.metrics  # nothing was measured, so nothing is shown
 
 
@@ -204,7 +204,7 @@ def test_a_server_that_turns_requests_away_fails_with_a_metric_that_can_be_waive
     assert report.verdict is Verdict.FAIL
     assert metric(report, "failed_requests_ratio").status == "fail"
     assert metric(report, "failed_requests_ratio").value == pytest.approx(0.2)
-    assert "it cannot keep up: run 3 left 130 of 130 requests" in said(report)
+    assert "it cannot keep up: run 3 did not answer 130 of 130 requests" in said(report)
 
 
 def test_a_closed_loop_has_no_rate_and_one_can_be_given():
@@ -221,7 +221,7 @@ def test_a_first_measurement_in_which_requests_were_turned_away_becomes_no_basel
     busy = replace(ours, runs=(*ours.runs[:2], run, *ours.runs[3:]))
     report = judged(busy, gate={"missing_baseline": "bootstrap"})
     assert report.verdict is Verdict.INVALID
-    assert "it cannot keep up: run 3 left 1 of 130 requests" in said(report)
+    assert "it cannot keep up: run 3 did not answer 1 of 130 requests" in said(report)
     assert not (judged.root / "local").exists()
 
 
@@ -233,7 +233,7 @@ def parse_closed():
     ("spoiled", "reason"),
     [
         ({"disturbances": (Disturbance(swapped_pages=9),) * 5}, "swapped 9 pages"),
-        ({"capacity": 30.0}, "of a baseline that can sustain 30"),
+        ({"capacity": 30.0}, "to a baseline that can sustain 30"),
     ],
 )
 def test_update_makes_no_baseline_of_a_measurement_that_says_nothing(judged, spoiled, reason):
