@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Set
 
 _VMSTAT = Path("/proc/vmstat")
 
@@ -17,7 +22,7 @@ class Disturbance:
     """foreign_cpu_ratio: processor time that went to others (or was stolen by the hypervisor), of all.
 
     swapped_pages: pages swapped in or out meanwhile. foreign_device_ratio: memory of the GPU that others
-    held, of all.
+    held when the engine was about to be loaded, of all.
     """
 
     foreign_cpu_ratio: float = 0.0
@@ -81,9 +86,29 @@ def _swapped_pages() -> int:
 
 
 def _foreign_device_ratio() -> float:
-    """Share of the first GPU's memory in use before we use any of it."""
+    """Share of the first GPU's memory that processes outside of this measurement hold."""
     import pynvml
 
     pynvml.nvmlInit()
-    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
-    return round(float(memory.used) / float(memory.total), 4)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    held = {p.pid: int(p.usedGpuMemory or 0) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    return round(foreign_bytes(int(memory.used), held, measuring_processes()) / float(memory.total), 4)
+
+
+def foreign_bytes(used_bytes: int, held_bytes: Mapping[int, int], ours: Set[int]) -> int:
+    """Memory in use on a GPU less what the processes `ours` hold; `held_bytes` by process id.
+
+    Where NVML shows no processes (some containers), everything in use counts as foreign.
+    """
+    return max(used_bytes - sum(size for pid, size in held_bytes.items() if pid in ours), 0)
+
+
+def measuring_processes() -> set[int]:
+    """Ids of the processes that take part in a measurement: this one, the one that started it as a worker,
+    and what either of them started, such as the other side of a pair."""
+    import psutil
+
+    parent = multiprocessing.parent_process()
+    root = psutil.Process(parent.pid if parent is not None else None)
+    return {root.pid, *(child.pid for child in root.children(recursive=True))}
