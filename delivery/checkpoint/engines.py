@@ -11,12 +11,12 @@ _READS: Mapping[str, Mapping[str, str]] = {
         "awq": "",
         "gptq": "",
         "compressed-tensors": "",
-        "fp8": "compute capability 8.9; from 7.5 it runs as weights only",
+        "fp8": "compute capability 8.9 (weight-only from 7.5)",
     },
     "sglang": {"awq": "", "gptq": "", "compressed-tensors": "", "fp8": ""},
     "lmdeploy": {
-        "awq": "computes in float16",
-        "gptq": "computes in float16",
+        "awq": "float16 activations",
+        "gptq": "float16 activations",
         "smooth_quant": "--backend pytorch",
         "fp8": "--backend pytorch",
     },
@@ -52,7 +52,7 @@ def _verdict(
     name = next(iter(config.get("architectures") or ()), "")
     if name in _LACKS.get(engine, ()) and not config.get("auto_map"):
         return {"loads": False, "why_not": f"it has no class {name}", "needs": None}
-    needs = ["trust in the checkpoint's own Python code"] if config.get("auto_map") else []
+    needs = ["--trust-remote-code"] if config.get("auto_map") else []
     if quantization is not None:
         method = str(quantization.get("quant_method"))
         reads = _READS[engine]

@@ -64,7 +64,7 @@ def _weights(facts: Mapping[str, Any]) -> str:
     shares = [f"{name} {100 * d['bytes'] / total:.0f} %" for name, d in (facts.get("dtypes") or {}).items()]
     bits = facts.get("bits_per_weight")
     words = [f"{_amount(facts['size_bytes'], _BYTES)} of {facts['format']}"]
-    words += [f"{bits:.2f} bits a parameter"] if bits else []
+    words += [f"{bits:.2f} bits per parameter"] if bits else []
     return ", ".join([*words, *shares])
 
 
