@@ -195,7 +195,7 @@ def test_lines_for_a_person(tmp_path: Path) -> None:
         "shape:      3 layers, 128 hidden, 4 heads, 2 KV heads, 259 tokens in the vocabulary,"
         " tied embeddings",
         "context:    512 tokens, 768 B of KV cache each",
-        "weights:    9.23 kB of safetensors, 4.51 bits a parameter, I32 89 %, F16 11 %, I64 0 %",
+        "weights:    9.23 kB of safetensors, 4.51 bits per parameter, I32 89 %, F16 11 %, I64 0 %",
         "quantised:  compressed-tensors, pack-quantized, 4 bits, group size 32, KV cache of 8 bits,"
         " 2 layers left unquantised",
         "tokenizer:  BPE, 259 tokens, with chat template",
