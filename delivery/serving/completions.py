@@ -100,8 +100,8 @@ class _Logprobs:
     """Log-probabilities of one choice in this endpoint's form, piece by piece.
 
     Tokens are as they stand in the text, SentencePiece's blanks included; one that holds a part of a
-    character is written `bytes:\\xe2`, and a special one, which the text leaves out, by its name. `text_offset` counts
-    characters of the text.
+    character is written `bytes:\\xe2`, and a special one, which the text leaves out, by its name.
+    `text_offset` counts characters of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
