@@ -134,7 +134,7 @@ def test_why_not_ours(tmp_path: Path) -> None:
     write(tmp_path, tensors, quantization_config={"quant_method": "bitsandbytes"})
     assert "'bitsandbytes' cannot be read" in describe(tmp_path)["engines"]["deliver"]["why_not"]
     write(tmp_path, tensors, auto_map={"AutoModel": "x.Y"})
-    assert "Python code" in describe(tmp_path)["engines"]["vllm"]["needs"]
+    assert "--trust-remote-code" in describe(tmp_path)["engines"]["vllm"]["needs"]
     (tmp_path / "tokenizer.json").unlink()
     facts = describe(tmp_path)
     assert facts["tokenizer"] is None
