@@ -26,13 +26,27 @@ from delivery.quantization.work import BlockWork
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
+def why_not(config: ModelConfig, layer: int) -> str | None:
+    """Why a block is none of norm, attention, norm and MLP; None for one that is."""
+    if config.layer_types[layer] == "linear_attention":
+        return "its mixer is a gated delta rule"
+    if config.moe is not None and layer in config.moe.layers:
+        return "its MLP is a mixture of experts"
+    if config.attention_gate:
+        return "its attention has an output gate"
+    return "its modules' outputs pass another norm" if config.sandwich_norms else None
+
+
 @torch.no_grad()
 def search_block(work: BlockWork, weights: BlockWeights, stream: Stream, points: int = 20) -> None:
     """Choose and move the scales of a dense attention-and-MLP block by running it, then round its layers.
 
     work: with statistics of the float block (L2 per channel); changed in place and finished.
     weights: the float block in the dtype that it runs in.
+    Raises ValueError for a block of another kind, before anything is changed.
     """
+    if reason := why_not(work.config, work.layer):
+        raise ValueError(f"block {work.layer} cannot be searched by running its modules: {reason}")
     inputs = _module_inputs(work.config, work.layer, weights, stream)
     for group in sorted(work.groups, key=lambda g: g.norm is not None):
         if work.movable(group):

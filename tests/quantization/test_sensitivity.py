@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from tiny_blocks import options, tiny_model, tiny_samples
 
 from delivery.model import block, embed, load_block
+from delivery.model.config import MoESpec
 from delivery.quantization.awq import search_scale
-from delivery.quantization.block_search import search_block
+from delivery.quantization.block_search import search_block, why_not
 from delivery.quantization.driver import Driver, Planned
 from delivery.quantization.grid import Grid
 from delivery.quantization.measure import output_error
@@ -100,3 +104,24 @@ def test_the_search_over_gram_matrices_is_as_good_as_running_the_block() -> None
             fast, plain = fast + error * (name == "awq-w4a16"), plain + error * (name == "rtn-w4a16")
     assert fast < 1.05 * slow
     assert fast < 0.95 * plain
+
+
+def test_blocks_of_another_kind_are_refused_before_anything_is_changed() -> None:
+    source, config, stream = setup()
+    experts = MoESpec(2, 1, intermediate_size=32, normalize_topk=True, layers=(1,))
+    for other, reason in (
+        (replace(config, sandwich_norms=True), "pass another norm"),
+        (replace(config, attention_gate=True), "output gate"),
+        (replace(config, layer_types=("linear_attention",) * config.num_layers), "gated delta rule"),
+        (replace(config, moe=experts), "mixture of experts"),
+    ):
+        assert reason in str(why_not(other, 1))
+        weights = load_block(source, config, 1)
+        work = BlockWork(config, 1, weights, dict.fromkeys(LINEARS, 32), options())
+        work.config = other
+        with pytest.raises(
+            ValueError, match=f"block 1 cannot be searched by running its modules: .*{reason}"
+        ):
+            search_block(work, weights, stream)
+    assert why_not(config, 1) is None
+    assert why_not(replace(config, moe=experts), 0) is None
