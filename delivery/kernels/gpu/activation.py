@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
-from delivery.kernels.gpu.rounding import to_quantised
+from delivery.kernels.gpu.rounding import sigmoid, to_quantised
 from delivery.kernels.row_quant import Q_MAX, TINY
 
 
@@ -15,11 +15,11 @@ from delivery.kernels.row_quant import Q_MAX, TINY
 def activate(gate, ACTIVATION: tl.constexpr):
     """SiLU, or GELU exact or by tanh, of float32."""
     if ACTIVATION == "silu":
-        share = tl.sigmoid(gate)
+        share = sigmoid(gate)
     elif ACTIVATION == "gelu":
         share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
     else:  # 0.5 (1 + tanh z) = sigmoid(2 z), which cannot overflow to NaN
-        share = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     return gate * share
 
 
@@ -69,7 +69,7 @@ def _gated_quantised(
     value = activate(gate, ACTIVATION) * up
     row_scale = tl.maximum(tl.max(tl.abs(value)), TINY) / Q_MAX
     tl.store(scale + row, row_scale)
-    quantised = to_quantised(value / row_scale, Q_MAX, out.dtype.element_ty)
+    quantised = to_quantised(value * (1.0 / row_scale), Q_MAX, out.dtype.element_ty)
     tl.store(out + row * features + column, quantised, mask=inside)
 
 

@@ -60,7 +60,7 @@ def _norm_row(
     if Q_MAX > 0:
         row_scale = tl.maximum(tl.max(tl.where(inside, tl.abs(normal), 0.0)), TINY) / Q_MAX
         tl.store(scale + row, row_scale)
-        quantised = to_quantised(normal / row_scale, Q_MAX, out.dtype.element_ty)
+        quantised = to_quantised(normal * (1.0 / row_scale), Q_MAX, out.dtype.element_ty)
         tl.store(out + row * hidden + column, quantised, mask=inside)
     else:
         tl.store(out + row * hidden + column, normal.to(out.dtype.element_ty), mask=inside)
