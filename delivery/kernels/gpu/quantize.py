@@ -36,7 +36,9 @@ def _rows(
     else:
         step = tl.maximum(tl.max(tl.abs(value)), TINY) / Q_MAX
         tl.store(scale + row, step)
-    tl.store(out + row * K + column, to_quantised(value * (1.0 / step), Q_MAX, out.dtype.element_ty), mask=inside)
+    tl.store(
+        out + row * K + column, to_quantised(value * (1.0 / step), Q_MAX, out.dtype.element_ty), mask=inside
+    )
 
 
 def quantize_rows(
