@@ -25,6 +25,7 @@ from gpu_card import Watch
 from gpu_checks import in_processes
 from gpu_linear import FAMILIES, SHAPES, describe
 from gpu_profile import decode_profile, prefill_profile
+from gpu_steps import recorded, report
 from gpu_timing import Compiled, graph_us
 from gpu_weights import KINDS, LLAMA_8B, RandomWeights
 
@@ -167,11 +168,17 @@ def replay_differs(engine: core.EngineCore) -> int:
     return sum(a != b for a, b in zip(recorded, launched, strict=True))
 
 
+def prompts_of(engine: core.EngineCore, batch: int) -> list[list[int]]:
+    """`batch` prompts of random tokens, the same every time."""
+    generator = torch.Generator().manual_seed(batch)
+    shape = (batch, PROMPT_TOKENS)
+    prompts: list[list[int]] = torch.randint(0, engine.config.vocab_size, shape, generator=generator).tolist()
+    return prompts
+
+
 def measure(engine: core.EngineCore, batch: int, repeats: int = 2) -> dict[str, Any]:
     """The anchors' figures at one batch size; the best of `repeats` after a warm-up."""
-    generator = torch.Generator().manual_seed(batch)
-    vocabulary = engine.config.vocab_size
-    prompts = torch.randint(0, vocabulary, (batch, PROMPT_TOKENS), generator=generator).tolist()
+    prompts = prompts_of(engine, batch)
     with Compiled() as first:
         generate(engine, prompts, 2)
     with Watch() as card:
@@ -211,6 +218,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--weights", choices=KINDS, default="random")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--steps", action="store_true", help="print what each kind of step takes")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="the most tokens of a step")
     parser.add_argument("--host", action="store_true", help="print where the host's time goes")
     parser.add_argument("--tune", default="", help="row counts at which layers are measured first: 512,8192")
     parser.add_argument("--json", type=Path)
@@ -233,7 +242,7 @@ def main() -> None:
         started = time.perf_counter()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        engine = engine_around(model, max_num_seqs=256)
+        engine = engine_around(model, max_num_seqs=256, max_num_batched_tokens=arguments.step_tokens)
         del model
         plan = engine.plan
         peak = torch.cuda.max_memory_allocated()
@@ -261,10 +270,15 @@ def main() -> None:
             f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB reserved",
             flush=True,
         )
+        largest = max(map(int, arguments.batches.split(",")))
+        if arguments.steps:
+            with recorded(engine) as steps:
+                generate(engine, prompts_of(engine, largest), NEW_TOKENS)
+            report(steps)
         if arguments.profile:
             prefill_profile(engine)
             decode_profile(engine, 1)
-            decode_profile(engine, max(map(int, arguments.batches.split(","))))
+            decode_profile(engine, largest)
         if arguments.host:
             host_profile(engine)
         engine.close()
