@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from delivery.errors import UsageError
@@ -20,7 +20,7 @@ from delivery.quantization.scheme import W4, Scheme, load_scheme
 
 if TYPE_CHECKING:
     from delivery.model.config import ModelConfig
-    from delivery.model.families.family import Part
+    from delivery.model.families.family import Family, Part
     from delivery.model.stored import Names
     from delivery.qtensor import QTensor
 
@@ -128,22 +128,16 @@ def make_plan(
     """
     family = family_named(config.family)
     root = find_root(source, family)
-    found: list[tuple[int, str, str, Part, int, int]] = []
-    for layer in range(config.num_layers):
-        for name, part in family.linears(config, layer).items():
-            stored, part = f"{root}.{part.prefix}", stored_part(source, root, part)
-            rows, columns = _shape(part, f"{root}.{part.prefix}", source, shape)
-            found.append((layer, name, stored, part, rows, columns))
-    used: set[str] = set()
+    layers = _linear_layers(config, family, source, root, shape)
     sizes = wishes.options.group_sizes
     if wishes.single_size:
-        one = common_group_size(sizes.attention, (columns for *_, columns in found))
+        one = common_group_size(sizes.attention, (layer.columns for layer in layers))
         sizes = GroupSizes(one, one, sizes.embedding)
+    used: set[str] = set()
     targets = []
-    for layer, name, stored, part, rows, columns in found:
-        planned, note = _decide(name, stored, columns, wishes, sizes, used)
-        prefix = f"{root}.{part.prefix}"
-        targets.append(Target(layer, name, prefix, stored, part, rows, columns, planned, note))
+    for layer in layers:
+        planned, note = _decide(layer, wishes, sizes, used)
+        targets.append(replace(layer, planned=planned, note=note))
     _check_patterns(wishes, used, targets)
     heads = [h for h in family.heads if source.has(f"{h}.weight")] or ["lm_head"]
     known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
@@ -151,6 +145,20 @@ def make_plan(
     plain = (*heads, *(o for o in others if o not in known))
     table, note = _embedding(f"{root}.{family.embed}", source, shape, wishes.options.group_sizes.embedding)
     return ModelPlan(tuple(_agreeing(targets)), plain, table, note)
+
+
+def _linear_layers(
+    config: ModelConfig, family: Family, source: Names, root: str, shape: Callable[[str], tuple[int, ...]]
+) -> list[Target]:
+    """Every linear layer of the decoder, in order, nothing planned yet."""
+    found = []
+    for layer in range(config.num_layers):
+        for name, part in family.linears(config, layer).items():
+            stored, part = f"{root}.{part.prefix}", stored_part(source, root, part)
+            prefix = f"{root}.{part.prefix}"
+            rows, columns = _shape(part, prefix, source, shape)
+            found.append(Target(layer, name, prefix, stored, part, rows, columns, None))
+    return found
 
 
 def _embedding(
@@ -167,12 +175,12 @@ def _embedding(
     return EmbeddingPlan(prefix, rows, columns, size), note
 
 
-def _decide(
-    name: str, prefix: str, columns: int, wishes: Wishes, sizes: GroupSizes, used: set[str]
-) -> tuple[Planned | None, str]:
+def _decide(layer: Target, wishes: Wishes, sizes: GroupSizes, used: set[str]) -> tuple[Planned | None, str]:
+    """What is planned for a layer, and a note; adds the patterns that matched it to `used`."""
+    name, columns = layer.name, layer.columns
     scheme_name = wishes.scheme
     for pattern, wanted in (*wishes.recipe.items(), *((p, SKIP) for p in wishes.skip)):
-        if matches(pattern, name, prefix):
+        if matches(pattern, name, layer.stored):
             used.add(pattern)
             scheme_name = wanted
     if scheme_name == SKIP:
