@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delivery.errors import DataError
 from delivery.model.families import family_for, family_named
 from delivery.model.families.family import Part
+from delivery.model.shapes import shape_disagrees, stored_shapes, vocabulary_disagrees
 
 if TYPE_CHECKING:
     from delivery.checkpoint.outline import Outline
@@ -47,8 +48,9 @@ def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
             raise _missing(name, config)
 
 
-def check_width(outline: Outline) -> None:
-    """Raises DataError `config-invalid` where the embedding is not as wide as the config says."""
+def check_shapes(outline: Outline) -> None:
+    """Raises DataError `config-invalid` where the embedding is not as wide as the config says, and
+    `shape-disagrees` for the first other weight whose shape does not follow from the config."""
     model = family_for(outline.config).config(outline.config)
     family = family_named(model.family)
     for root in family.roots:
@@ -60,6 +62,17 @@ def check_width(outline: Outline) -> None:
                 why=f"it is {model.hidden_size}, {name} has rows of {found}",
                 hint="take config.json from the model's own repository",
             )
+        if not outline.has(name):
+            continue
+        if (rows := outline.shape(name)[0]) < model.vocab_size:
+            raise vocabulary_disagrees(name, rows, model.vocab_size)
+        for stored, wanted in stored_shapes(family, model, root, outline.has):
+            if (shape := outline.shape(stored)) != wanted:
+                raise shape_disagrees(stored, shape, wanted)
+        for head in family.heads:
+            stored = f"{head}.weight"
+            if outline.has(stored) and (rows := outline.shape(stored)[0]) < model.vocab_size:
+                raise vocabulary_disagrees(stored, rows, model.vocab_size)
 
 
 def _missing(name: str, config: Mapping[str, Any]) -> DataError:

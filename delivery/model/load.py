@@ -12,6 +12,7 @@ from delivery.errors import DataError
 from delivery.model.config import ModelConfig
 from delivery.model.families import family_for, family_named
 from delivery.model.families.family import Part
+from delivery.model.shapes import linear_shape, norm_shape, shape_disagrees, vocabulary_disagrees
 from delivery.model.stored import Names, find_root, holds, stored_part
 from delivery.model.weights import BlockWeights, Linear, Norm
 from delivery.qtensor import Outliers, QTensor
@@ -71,18 +72,19 @@ def load_block(
     """The weights of decoder block `layer`, and of no other.
 
     dtype: of float weights; None keeps them as stored. QTensors stay as they are.
-    Raises DataError `missing-weight` with the name of the tensor that the file lacks.
+    Raises DataError `missing-weight` with the name of the tensor that the file lacks, and
+    `shape-disagrees` for one whose shape does not follow from the config.
     """
     family = family_named(config.family)
     root = find_root(source, family)
     reader = _Reader(source, root, device, dtype)
     return BlockWeights(
         linears={
-            name: reader.linear(stored_part(source, root, part))
+            name: reader.linear(stored_part(source, root, part), linear_shape(config, name))
             for name, part in family.linears(config, layer).items()
         },
         norms={
-            name: reader.norm(f"{root}.{stored}", config.rms_eps, config.norm_plus_one)
+            name: reader.norm(f"{root}.{stored}", config, norm_shape(config, name))
             for name, stored in family.norms(config, layer).items()
         },
         tensors={
@@ -102,13 +104,17 @@ def load_ends(
     root = find_root(source, family)
     reader = _Reader(source, root, device, dtype)
     table = reader.weight(f"{root}.{family.embed}")
-    norm = reader.norm(f"{root}.{family.norm}", config.rms_eps, config.norm_plus_one)
+    if table.shape[0] < config.vocab_size:
+        raise vocabulary_disagrees(f"{root}.{family.embed}.weight", table.shape[0], config.vocab_size)
+    norm = reader.norm(f"{root}.{family.norm}", config, (config.hidden_size,))
     stored = next((h for h in family.heads if holds(source, h)), None)
     if stored is None:
         name = f"{root}.{family.embed}"
         return Ends(_float(table, dtype), norm, Linear(name, table), tied=True)
-    bias = reader.bias(stored)
-    return Ends(_float(table, dtype), norm, Linear(stored, reader.weight(stored), bias), tied=False)
+    head, bias = reader.weight(stored), reader.bias(stored)
+    if head.shape[0] < config.vocab_size:
+        raise vocabulary_disagrees(f"{stored}.weight", head.shape[0], config.vocab_size)
+    return Ends(_float(table, dtype), norm, Linear(stored, head, bias), tied=False)
 
 
 def _float(weight: torch.Tensor | QTensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -124,7 +130,7 @@ class _Reader:
     # A fused tensor is read once for all of its parts.
     read: dict[str, torch.Tensor | QTensor] = field(default_factory=dict)
 
-    def linear(self, part: Part) -> Linear:
+    def linear(self, part: Part, shape: tuple[int, int] | None) -> Linear:
         prefix = f"{self.root}.{part.prefix}"
         if part.expert is not None:
             weight: torch.Tensor | QTensor = self.of_stack(prefix, part.expert, part.transposed)
@@ -136,6 +142,8 @@ class _Reader:
             rows = torch.cat([torch.arange(r.start, r.stop, r.step) for r in part.rows])
             weight = take_rows(weight, rows.to(self.device))
             bias = None if bias is None else bias[rows.to(self.device)]
+        if shape is not None and tuple(weight.shape) != shape:
+            raise shape_disagrees(f"{prefix}.weight", tuple(weight.shape), shape)
         return Linear(prefix, weight, bias, rows, part.expert)
 
     def weight(self, prefix: str) -> torch.Tensor | QTensor:
@@ -166,8 +174,11 @@ class _Reader:
         tensor = self.source.tensor(name, self.device)
         return tensor if self.dtype is None else tensor.to(self.dtype)
 
-    def norm(self, name: str, eps: float, plus_one: bool) -> Norm:
-        return Norm(name, self.tensor(name), eps, plus_one)
+    def norm(self, name: str, config: ModelConfig, shape: tuple[int] | None) -> Norm:
+        weight = self.tensor(name)
+        if shape is not None and tuple(weight.shape) != shape:
+            raise shape_disagrees(name, tuple(weight.shape), shape)
+        return Norm(name, weight, config.rms_eps, config.norm_plus_one)
 
 
 def take_rows(weight: torch.Tensor | QTensor, rows: torch.Tensor) -> torch.Tensor | QTensor:

@@ -59,7 +59,7 @@ class Convert:
     )
 
     def run(self, ctx: StepContext) -> None:
-        from delivery.checkpoint.complete import check_complete, check_width
+        from delivery.checkpoint.complete import check_complete, check_shapes
         from delivery.checkpoint.convert import convert
 
         with ctx.progress("fetch", 1, "model") as task:
@@ -68,7 +68,7 @@ class Convert:
         source = self._open(path)
         check_complete(source.config, source.names())
         if (outline := source.outline()) is not None:
-            check_width(outline)
+            check_shapes(outline)
         with ctx.progress("convert", source.size_bytes, "bytes") as task:
             done = convert(source, ctx.out, self.shard_bytes, task.advance)
         for note in source.notes:
@@ -80,11 +80,11 @@ class Convert:
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
         """The architecture is known and, where headers tell, every tensor that it needs is there."""
-        from delivery.checkpoint.complete import check_complete, check_width
+        from delivery.checkpoint.complete import check_complete, check_shapes
 
         if (outline := self.outline(inputs)) is not None:
             check_complete(outline.config, outline.names())
-            check_width(outline)
+            check_shapes(outline)
 
     def outline(self, inputs: Known) -> Outline | None:
         local = self._model().local
