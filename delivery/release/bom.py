@@ -35,31 +35,7 @@ def bill_of_materials(
     libraries: distributions that shaped the output; those not installed are left out.
     """
     model_ref = f"model:{engine.digest}"
-    model: dict[str, Any] = {
-        "type": "machine-learning-model",
-        "bom-ref": model_ref,
-        "name": name,
-        "version": revision,
-        "hashes": [{"alg": "SHA-256", "content": engine.digest}],
-        "modelCard": {
-            "modelParameters": {
-                "task": "text-generation",
-                "architectureFamily": str(config.get("model_type", "unknown")),
-                "modelArchitecture": ", ".join(config.get("architectures") or ["unknown"]),
-                "inputs": [{"format": "text"}],
-                "outputs": [{"format": "text"}],
-            },
-            "quantitativeAnalysis": {
-                "performanceMetrics": [
-                    _performance(metric, report) for report in reports for metric in report.metrics
-                ]
-            },
-        },
-        "properties": _properties(engine),
-        "components": [_file(ref, model_ref) for ref in engine.manifest.files],
-    }
-    if licence:
-        model["licenses"] = [{"license": {"name": licence}}]
+    model = _model(model_ref, name, revision, engine, reports, config, licence)
     sources = [_source(artifact) for artifact in materials if artifact.digest != engine.digest]
     packages = [p for p in map(_package, sorted(set(libraries))) if p]
     container = [{"type": "container", "bom-ref": f"image:{image}", "name": image}] if image else []
@@ -79,6 +55,44 @@ def bill_of_materials(
             {"ref": model_ref, "dependsOn": [s["bom-ref"] for s in [*sources, *packages]]},
         ],
     }
+
+
+def _model(
+    ref: str,
+    name: str,
+    revision: str,
+    engine: Artifact,
+    reports: Iterable[Report],
+    config: Mapping[str, Any],
+    licence: str,
+) -> dict[str, Any]:
+    """The model as a component, with its model card and files."""
+    model: dict[str, Any] = {
+        "type": "machine-learning-model",
+        "bom-ref": ref,
+        "name": name,
+        "version": revision,
+        "hashes": [{"alg": "SHA-256", "content": engine.digest}],
+        "modelCard": {
+            "modelParameters": {
+                "task": "text-generation",
+                "architectureFamily": str(config.get("model_type", "unknown")),
+                "modelArchitecture": ", ".join(config.get("architectures") or ["unknown"]),
+                "inputs": [{"format": "text"}],
+                "outputs": [{"format": "text"}],
+            },
+            "quantitativeAnalysis": {
+                "performanceMetrics": [
+                    _performance(metric, report) for report in reports for metric in report.metrics
+                ]
+            },
+        },
+        "properties": _properties(engine),
+        "components": [_file(file, ref) for file in engine.manifest.files],
+    }
+    if licence:
+        model["licenses"] = [{"license": {"name": licence}}]
+    return model
 
 
 def _performance(metric: Metric, report: Report) -> dict[str, Any]:

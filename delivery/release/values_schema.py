@@ -20,20 +20,37 @@ def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
 
     `runtime` is the only one that passed the gate; `allow_tag` lets the image run by tag.
     """
-    image = {"repository": {"type": "string", "minLength": 1}, "pullPolicy": _pull_policy()}
-    if allow_tag:
-        digest = {"type": "string", "pattern": f"^$|{_SHA256}"}
-        # `latest` is no version: what runs would depend on when it was pulled.
-        tag = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$", "not": {"const": "latest"}}
-        image |= {"digest": digest, "tag": tag}
-    else:
-        image |= {"digest": {"type": "string", "pattern": _SHA256}}
     properties = {
         "nameOverride": _name(),
         "fullnameOverride": _name(),
         "runtime": _object({"kind": {"const": runtime}, "extraArgs": _list(_TEXT)}),
-        "image": _object({**image, "pullSecrets": _list(_TEXT)}),
+        "image": _serving_image(allow_tag),
         "model": _model(),
+        **_capacity(),
+        **_placement(),
+        **_pod(),
+        **_operation(),
+        # Helm adds this one where the chart is a dependency of another.
+        "global": {"type": "object"},
+    }
+    schema = _object(properties, optional=("global",))
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values", **schema}
+
+
+def _serving_image(allow_tag: bool) -> Schema:
+    image = {"repository": {"type": "string", "minLength": 1}, "pullPolicy": _pull_policy()}
+    if allow_tag:
+        digest = {"type": "string", "pattern": f"^$|{_SHA256}"}
+        # Not `latest`: what runs would depend on when it was pulled.
+        tag = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$", "not": {"const": "latest"}}
+        image |= {"digest": digest, "tag": tag}
+    else:
+        image |= {"digest": {"type": "string", "pattern": _SHA256}}
+    return _object({**image, "pullSecrets": _list(_TEXT)})
+
+
+def _capacity() -> Schema:
+    return {
         "replicas": _integer(0),
         "gpu": _object({"count": _integer(0), "resource": _TEXT, "runtimeClassName": _TEXT}),
         "resources": _object(
@@ -55,6 +72,11 @@ def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
                 "maxUnavailable": _integer(0),
             }
         ),
+    }
+
+
+def _placement() -> Schema:
+    return {
         "nodeSelector": _LABELS,
         "tolerations": _list(_toleration()),
         "affinity": {"type": "object"},
@@ -66,6 +88,11 @@ def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
                 "whenUnsatisfiable": {"enum": ["DoNotSchedule", "ScheduleAnyway"]},
             }
         ),
+    }
+
+
+def _pod() -> Schema:
+    return {
         "probes": _object(
             {
                 "startup": _object({"periodSeconds": _integer(1), "failureThreshold": _integer(1)}),
@@ -81,6 +108,11 @@ def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
         "podAnnotations": _LABELS,
         "podLabels": _LABELS,
         "podSecurity": _object({"runAsUser": _integer(1), "runAsGroup": _integer(1), "fsGroup": _integer(1)}),
+    }
+
+
+def _operation() -> Schema:
+    return {
         "service": _object(
             {"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, "port": _integer(1, 65535)}
         ),
@@ -118,11 +150,7 @@ def values_schema(runtime: str, *, allow_tag: bool) -> Schema:
                 ),
             }
         ),
-        # Helm itself adds this one where the chart is a dependency of another.
-        "global": {"type": "object"},
     }
-    schema = _object(properties, optional=("global",))
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values", **schema}
 
 
 def _model() -> Schema:
