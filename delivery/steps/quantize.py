@@ -293,6 +293,12 @@ class Quantize:
             return ()
         calibration = read_calibration(ctx.input("calibration").path)
         check_vocabulary(calibration, config.vocab_size)
+        rendered_for = ctx.input("calibration").manifest.inputs.get("checkpoint")
+        if isinstance(rendered_for, str) and rendered_for != ctx.input("checkpoint").digest:
+            other = rendered_for[:12]
+            ctx.finding(
+                "warning", f"the calibration was rendered for another checkpoint, {other}; it is used"
+            )
         return calibration.samples
 
     def _fingerprint(self) -> dict[str, Any]:

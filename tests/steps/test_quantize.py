@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from quantize_fixtures import WORDS, Context, context, write_checkpoint
 
+from delivery.artifact import Artifact
 from delivery.checkpoint import Checkpoint
 from delivery.errors import DataError, DeliverError, UsageError
 from delivery.model import DenseAttention, block, embed, final_logits, load_block, load_config, load_ends
@@ -294,6 +296,22 @@ def test_a_quantised_model_and_a_foreign_calibration_are_refused(
     small = write_checkpoint(tmp_path / "small", vocab_size=270)
     with pytest.raises(DataError, match="made with another tokenizer"):
         quantize(tmp_path / "foreign", small, calibration, scheme="awq-w4a16")
+
+
+def test_a_calibration_of_another_checkpoint_is_told(model: Path, calibration: Path, tmp_path: Path) -> None:
+    same = context(tmp_path, "same", checkpoint=model, calibration=calibration)
+    made_of = {"checkpoint": same.input("checkpoint").digest}
+    same.bound["calibration"] = with_inputs(same.input("calibration"), made_of)
+    other = context(tmp_path, "other", checkpoint=model)
+    other.bound["calibration"] = with_inputs(same.input("calibration"), {"checkpoint": "f" * 64})
+    for ctx in (same, other):
+        Quantize(scheme="rtn-w4a16", group_size="32").run(ctx)
+    assert "another checkpoint" not in same.texts("warning")
+    assert "rendered for another checkpoint, ffffffffffff" in other.texts("warning")
+
+
+def with_inputs(artifact: Artifact, inputs: dict[str, str]) -> Artifact:
+    return replace(artifact, manifest=replace(artifact.manifest, inputs=inputs))
 
 
 def test_a_weight_that_is_not_finite_is_named(model: Path, tmp_path: Path) -> None:
