@@ -110,6 +110,8 @@ def _too_small(need: Need, available: int, blocks: int, fitting: int, share: flo
     if usable >= 1:
         hint = f"max_model_len {usable * need.block_size} would fit"
         hint += f", or cache_max_entry_count {fitting}" if fitting != usable or share >= 1 else ""
+    elif fitting >= 1:
+        hint = f"cache_max_entry_count {fitting} would fit"
     else:
         missing = (total - available) / _GIB
         hint = f"{missing:.3f} GiB more memory, fewer batched tokens, or 4-bit weights"
@@ -117,6 +119,6 @@ def _too_small(need: Need, available: int, blocks: int, fitting: int, share: flo
         "plan-does-not-fit",
         "the engine does not fit into memory",
         why=f"GiB: {sums} = {total / _GIB:.3f}, available {available / _GIB:.3f}"
-        + (f", of which {share:.0%} of the rest may hold KV blocks" if share < 1 else ""),
+        + (f", of which {share:.3g} of the rest may hold KV blocks" if share < 1 else ""),
         hint=hint,
     )

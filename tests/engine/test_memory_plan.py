@@ -44,6 +44,14 @@ def test_weights_alone_too_large() -> None:
         plan(NEED, 110 * MIB, 0.8, None, 4096, useful_tokens=10**9)
 
 
+def test_a_share_that_holds_no_block_is_answered_with_a_count() -> None:
+    with pytest.raises(EnvironmentLacking, match=r"of which 1e-05 of the rest") as caught:
+        plan(NEED, 225 * MIB, 0.00001, None, 4096, useful_tokens=10**9)
+    fits = re.fullmatch(r"cache_max_entry_count (\d+) would fit", caught.value.hint)
+    assert fits
+    plan(NEED, 225 * MIB, int(fits[1]), None, 4096, useful_tokens=10**9)
+
+
 @given(
     available=st.integers(100, 400), length=st.integers(1, 20000), share=st.sampled_from([0.5, 0.8, 100.0])
 )
