@@ -1,7 +1,9 @@
 """Per-head norm, rotation and cache write: one launch for q, k and v of a step.
 
-A program takes a few heads of one token. Programs of queries rotate in place; programs of keys and
-values rotate, quantise and write to the cache. Bytes: q and k read and written, v read, cache written.
+Heads that turn whole, as two halves, have a kernel of their own (rope_halves.py). The one here takes the
+others: features in neighbouring pairs, heads that turn in part, widths that are no power of two. A program
+takes a few heads of one token. Programs of queries rotate in place; programs of keys and values rotate,
+quantise and write to the cache. Bytes: q and k read and written, v read, cache written.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import triton.language as tl
 
 from delivery.kernels.gpu.norms import TRITON_DTYPE
 from delivery.kernels.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
+from delivery.kernels.gpu.rope_halves import write_halves
 from delivery.kernels.gpu.rounding import round_even, to_quantised
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.row_quant import Q_MAX, TINY
@@ -249,33 +252,38 @@ def rope_cache_write(
     kv_heads = k.shape[1]
     layout = layout_of(k_cache)
     stored_dim = layout.stored_dim(head_dim)
+    if not tokens:
+        return q, k
+    if not interleaved and 2 * cos.shape[1] == head_dim and head_dim & (head_dim - 1) == 0:
+        norms = (q_norm, k_norm, eps, plus_one)
+        write_halves(q, k, v, cos, sin, slot_mapping, k_cache, v_cache, k_scale, v_scale, *norms)
+        return q, k
+    overlap = overlaps(q.device)
     tile = 4
     parts = triton.cdiv(heads, tile) + triton.cdiv(kv_heads, tile)
-    if tokens:
-        overlap = overlaps(q.device)
-        _rope_cache_write[(tokens, parts)](
-            q, k, v, cos, sin, slot_mapping, k_cache, v_cache, k_scale, v_scale, q_norm, k_norm,
-            q.stride(0), k.stride(0), v.stride(0), cos.stride(0), k_cache.stride(0),
-            0 if k_scale is None else k_scale.stride(0), eps,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            TOKEN_STRIDE=k_cache.stride(1),
-            HEAD_STRIDE=k_cache.stride(2),
-            HEAD_DIM=head_dim,
-            STORED_DIM=stored_dim,
-            HALF=cos.shape[1],
-            BLOCK_SIZE=k_cache.shape[1],
-            TILE=tile,
-            COLUMNS=triton.next_power_of_2(stored_dim),
-            WIDTH=triton.next_power_of_2(head_dim),
-            INTERLEAVED=interleaved,
-            NORM=q_norm is not None,
-            PLUS_ONE=plus_one,
-            LAYOUT=layout.name,
-            Q_MAX=Q_MAX[k_cache.dtype] if k_cache.dtype in TRITON_DTYPE else 0.0,
-            TINY=TINY,
-            OVERLAP=overlap,
-            launch_pdl=overlap,
-            num_warps=2,
-        )  # fmt: skip
+    _rope_cache_write[(tokens, parts)](
+        q, k, v, cos, sin, slot_mapping, k_cache, v_cache, k_scale, v_scale, q_norm, k_norm,
+        q.stride(0), k.stride(0), v.stride(0), cos.stride(0), k_cache.stride(0),
+        0 if k_scale is None else k_scale.stride(0), eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        TOKEN_STRIDE=k_cache.stride(1),
+        HEAD_STRIDE=k_cache.stride(2),
+        HEAD_DIM=head_dim,
+        STORED_DIM=stored_dim,
+        HALF=cos.shape[1],
+        BLOCK_SIZE=k_cache.shape[1],
+        TILE=tile,
+        COLUMNS=triton.next_power_of_2(stored_dim),
+        WIDTH=triton.next_power_of_2(head_dim),
+        INTERLEAVED=interleaved,
+        NORM=q_norm is not None,
+        PLUS_ONE=plus_one,
+        LAYOUT=layout.name,
+        Q_MAX=Q_MAX[k_cache.dtype] if k_cache.dtype in TRITON_DTYPE else 0.0,
+        TINY=TINY,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+        num_warps=2,
+    )  # fmt: skip
     return q, k
