@@ -106,5 +106,17 @@ def test_a_wrong_command_line_is_found(line: str, reason: str) -> None:
     assert wrong_in(words) == reason
 
 
+def test_figures_of_the_readme_are_those_of_the_docs() -> None:
+    readme = Path("README.md").read_text("utf-8")
+    rows = re.findall(r"^\|.*\|.*\|.*\|$", readme.partition("## Measured")[2], re.MULTILINE)[2:]
+    measured = "".join(
+        Path(f"docs/{page}.md").read_text("utf-8") for page in ("performance", "quality", "gate")
+    )
+    for row in rows:
+        figures = re.findall(r"(?<![\w.])\d+\.\d+", row)
+        assert figures, row
+        assert [f for f in figures if not re.search(rf"(?<![\d.]){re.escape(f)}(?!\d)", measured)] == [], row
+
+
 def test_the_readme_has_commands() -> None:
     assert len(command_lines(Path("README.md").read_text("utf-8"))) > 10
