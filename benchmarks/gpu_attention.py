@@ -259,9 +259,12 @@ def fused() -> Iterator[Row]:
 def _fused_row(name: str, cell: str, sets: list[tuple[Any, ...]], byte_count: float) -> Row:
     op = OPS[name]
     copies = [a.clone() if isinstance(a, torch.Tensor) and name == "rope_cache_write" else a for a in sets[0]]
-    want = op.reference(*(a.double() if _is_float(a) else a for a in copies))
+    wide = [a.double() if _is_float(a) else a for a in copies]
+    want = op.reference(*wide)
     got = op(*sets[0])
-    pairs = zip(_tuple(got), _tuple(want), strict=True)
+    pairs = list(zip(_tuple(got), _tuple(want), strict=True))
+    if name == "rope_cache_write":  # what the caches and their scales hold
+        pairs += [(a, b) for a, b in zip(sets[0][6:], wide[6:], strict=True) if a is not None]
     error = max(relative_error(a, b) for a, b in pairs)
     us = time_us([lambda a=a: op(*a) for a in sets * max(1, 16 // len(sets))])
     return row(name, "triton", cell, us, byte_count, 0.0, error)
