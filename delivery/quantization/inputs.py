@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from delivery.model.config import ModelConfig
 from delivery.quantization.group_size import LayerKind
 
 _BEFORE_ATTENTION = "input_norm"
@@ -31,7 +30,7 @@ class InputGroup:
     expert: int | None = None
 
 
-def input_groups(config: ModelConfig, linears: Iterable[str]) -> tuple[InputGroup, ...]:
+def input_groups(linears: Iterable[str]) -> tuple[InputGroup, ...]:
     """The groups of one block, from the canonical names of its linear layers.
 
     Names that this table does not know form groups of their own that nothing feeds, so that they are

@@ -143,7 +143,7 @@ def make_plan(
     known = {*(t.prefix for t in targets), f"{root}.{family.embed}", *heads}
     others = [n.removesuffix(".weight") for n in wishes.weights if n.endswith(".weight")]
     plain = (*heads, *(o for o in others if o not in known))
-    table, note = _embedding(f"{root}.{family.embed}", source, shape, wishes.options.group_sizes.embedding)
+    table, note = _embedding(f"{root}.{family.embed}", shape, wishes.options.group_sizes.embedding)
     return ModelPlan(tuple(_agreeing(targets)), plain, table, note)
 
 
@@ -156,13 +156,13 @@ def _linear_layers(
         for name, part in family.linears(config, layer).items():
             stored, part = f"{root}.{part.prefix}", stored_part(source, root, part)
             prefix = f"{root}.{part.prefix}"
-            rows, columns = _shape(part, prefix, source, shape)
+            rows, columns = _shape(part, prefix, shape)
             found.append(Target(layer, name, prefix, stored, part, rows, columns, None))
     return found
 
 
 def _embedding(
-    prefix: str, source: Names, shape: Callable[[str], tuple[int, ...]], wish: int | None
+    prefix: str, shape: Callable[[str], tuple[int, ...]], wish: int | None
 ) -> tuple[EmbeddingPlan | None, str]:
     if wish is None:
         return None, ""
@@ -233,9 +233,7 @@ def _check_patterns(wishes: Wishes, used: set[str], targets: list[Target]) -> No
         )
 
 
-def _shape(
-    part: Part, prefix: str, source: Names, shape: Callable[[str], tuple[int, ...]]
-) -> tuple[int, int]:
+def _shape(part: Part, prefix: str, shape: Callable[[str], tuple[int, ...]]) -> tuple[int, int]:
     if part.expert is not None:
         stacked = shape(prefix)[1:]
         rows, columns = (stacked[1], stacked[0]) if part.transposed else (stacked[0], stacked[1])

@@ -65,7 +65,7 @@ def observe_layer(
                 why=f"its weights have {linear.weight.bits} bits",
                 hint="calibrate the float checkpoint that it was made from",
             )
-    groups = input_groups(config, weights.linears)
+    groups = input_groups(weights.linears)
     watched, watches = watch_inputs(in_dtype(weights, dtype), groups, stream.device, with_gram=False)
     for piece, hidden in stream.run():
         stream.put(piece, block(config, layer, watched, hidden, piece.positions, piece.mixer))

@@ -97,7 +97,7 @@ class BlockWork:
                     hint="get the checkpoint again; deliver convert names every tensor that is not finite",
                 )
             self.layers[name] = Layer(linear, linear.weight.float(), linear.bias, planned.get(name, -1))
-        self.groups = input_groups(config, self.layers)
+        self.groups = input_groups(self.layers)
 
     def restrict(self, names: Iterable[str]) -> None:
         """From now on, work on these layers only (mixed recipes run one scheme after another)."""

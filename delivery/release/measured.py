@@ -38,7 +38,6 @@ class Measured:
     kv_bytes: float | None = None
     output_tokens_per_s: float | None = None
     requests_per_s: float | None = None
-    e2e_p99_ms: float | None = None
 
     @classmethod
     def of(cls, reports: Iterable[Report]) -> Measured:
@@ -50,7 +49,6 @@ class Measured:
             kv_bytes=values.get("kv_bytes"),
             output_tokens_per_s=values.get("output_throughput"),
             requests_per_s=values.get("request_throughput"),
-            e2e_p99_ms=values.get("e2e_p99_ms"),
         )
 
     def startup(self) -> tuple[int, int, str]:

@@ -68,7 +68,7 @@ def prepared(tokens_of: list[int], **changes: object) -> tuple[BlockWork, BlockW
 
 
 def test_all_layers_behind_the_router_share_one_input() -> None:
-    groups = {g.key: g for g in input_groups(load_config(HF), weights().linears)}
+    groups = {g.key: g for g in input_groups(weights().linears)}
     assert set(groups) == {"router", *(f"experts.{e}.down_proj" for e in range(EXPERTS))}
     assert groups["router"].norm == "pre_mlp_norm"
     assert len(groups["router"].linears) == 1 + 2 * EXPERTS
@@ -112,6 +112,6 @@ def test_an_expert_in_a_stacked_tensor_has_a_shape_of_its_own() -> None:
 
     shapes = {"experts.gate_up_proj": (4, 64, 48), "experts.down_proj": (4, 48, 96)}
     plain = Part("experts.gate_up_proj", rows=(range(32),), expert=2)
-    assert _shape(plain, "experts.gate_up_proj", None, shapes.__getitem__) == (32, 48)  # type: ignore[arg-type]
+    assert _shape(plain, "experts.gate_up_proj", shapes.__getitem__) == (32, 48)
     turned = Part("experts.down_proj", expert=1, transposed=True)
-    assert _shape(turned, "experts.down_proj", None, shapes.__getitem__) == (96, 48)  # type: ignore[arg-type]
+    assert _shape(turned, "experts.down_proj", shapes.__getitem__) == (96, 48)

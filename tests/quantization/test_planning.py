@@ -114,16 +114,15 @@ def test_recipes_as_written() -> None:
 
 
 def test_layers_on_one_input() -> None:
-    config = load_config(HF)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    groups = {g.key: g for g in input_groups(config, names)}
+    groups = {g.key: g for g in input_groups(names)}
     assert {k: (g.linears, g.norm, g.rows_of) for k, g in groups.items()} == {
         "q_proj": (("q_proj", "k_proj", "v_proj"), "input_norm", None),
         "o_proj": (("o_proj",), None, "v_proj"),
         "gate_proj": (("gate_proj", "up_proj"), "pre_mlp_norm", None),
         "down_proj": (("down_proj",), None, "up_proj"),
     }
-    unknown = input_groups(config, ["strange_proj"])
+    unknown = input_groups(["strange_proj"])
     assert unknown[0].linears == ("strange_proj",)
     assert (unknown[0].norm, unknown[0].rows_of) == (None, None)
     assert kind_of("experts.1.up_proj") == "mlp"
