@@ -16,7 +16,7 @@ from delivery.steps import step_names
 
 EXPLANATIONS = Path(delivery.__file__).parent / "explanations"
 PAGES = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md")])
-_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+_LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`(deliver [^`]+)`")
 
@@ -27,8 +27,16 @@ def ids(path: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in _LINK.findall(page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in _LINK.findall(page.read_text("utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text("utf-8")), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as GitHub and GitLab link to them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_step_has_a_page() -> None:
