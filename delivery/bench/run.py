@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from delivery.bench.disturbance import DisturbanceWatch
 from delivery.bench.load import Progress, Target, run_load
+from delivery.bench.plan import check_lengths
 from delivery.bench.workload import load_workload
 from delivery.errors import DataError, UsageError
 from delivery.gate.record import write_records
@@ -62,7 +63,9 @@ def run_bench(options: BenchOptions, progress: Callable[[Progress], None] | None
     Raises DataError `bench-all-failed` when no request was answered.
     """
     workload = _workload(options)
-    with open_target(options) as (target, device):
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)  # told before, not after the measurement
+    with open_target(options, workload) as (target, device):
         watch = DisturbanceWatch()
         records = run_load(target, workload, progress=progress)
         disturbance = watch.stop()
@@ -93,8 +96,11 @@ def run_bench(options: BenchOptions, progress: Callable[[Progress], None] | None
 
 
 @contextmanager
-def open_target(options: BenchOptions) -> Iterator[tuple[Target, str]]:
-    """The target and the device that it runs on; "" for a URL, whose device is not known here."""
+def open_target(options: BenchOptions, workload: Workload) -> Iterator[tuple[Target, str]]:
+    """The target and the device that it runs on; "" for a URL, whose device is not known here.
+
+    Raises UsageError `request-too-long` where the engine cannot hold a request of the workload.
+    """
     if options.target.startswith(("http://", "https://")):
         from delivery.bench.url_target import UrlTarget
 
@@ -108,6 +114,9 @@ def open_target(options: BenchOptions) -> Iterator[tuple[Target, str]]:
     from delivery.engine.core import EngineCore
 
     with EngineCore(options.target, device=options.device) as core:
+        # Told before anything is measured: requests that are refused say nothing of an engine.
+        most, hint = min(core.max_model_len, core.plan.kv_tokens), "another --workload, or a longer engine"
+        check_lengths(workload, "the engine holds", most, hint)
         yield EngineTarget(core, core.config.vocab_size), core.device
 
 
@@ -177,7 +186,6 @@ def _workload(options: BenchOptions) -> Workload:
 
 
 def _write(folder: Path, summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     write_records(folder / "records.jsonl", records)
     text = json.dumps(summary, indent=1, ensure_ascii=False)
     (folder / "summary.json").write_text(text + "\n", "utf-8")

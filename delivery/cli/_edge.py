@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._group import commands
-from delivery.cli._interrupt import interruptible
+from delivery.cli._interrupt import interruptible, quiet_end
 from delivery.cli._session import Session
+from delivery.cli._streams import open_streams
 from delivery.errors import DeliverError, UsageError, environment_error
 from delivery.steps import CATALOG
 
@@ -31,13 +33,15 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     or incompatible; 6 environment lacking; 70 a bug; 130 interrupted. `steps` replaces the catalogue.
     """
     given = sys.argv[1:] if args is None else list(args)
+    open_streams()
     session = Session(steps=CATALOG if steps is None else steps)
     # Read here, not by click: the options themselves may be what is wrong.
     session.answered = "--json" not in given
     if "run" in given[:1] and "--plan" not in given:
         session.empty_answer = {"steps": [], "release": None}
     try:
-        with interruptible():
+        # SIGTERM is a polite end too: temporary folders are removed on the way out.
+        with interruptible(signal.SIGINT), interruptible(signal.SIGTERM):
             result = commands.main(
                 args=given,
                 prog_name="deliver",
@@ -56,6 +60,8 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     except (KeyboardInterrupt, click.Abort):
         _answer(session, "interrupted", "interrupted", "")
         print("interrupted", file=sys.stderr)
+        if args is None and not session.debug:
+            quiet_end()
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of stdout (`| head`) has gone; there is nobody left to tell.

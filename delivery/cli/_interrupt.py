@@ -1,13 +1,15 @@
-"""Ctrl-C that is not lost: one that comes while a module is imported waits until the import is over.
+"""Ctrl-C and SIGTERM that are not lost: one that comes at a bad moment comes again a little later.
 
 Large packages catch everything while they load. A KeyboardInterrupt in there is swallowed, and the command
-goes on, or leaves half a module behind that fails later as if it were a bug.
+goes on, or leaves half a module behind that fails later as if it were a bug: it waits until the import is
+over. In a destructor Python itself swallows it, with a traceback on stderr: it is sent again.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -24,6 +26,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """A signal handler: raises KeyboardInterrupt, now or when the import that it came into is over."""
     if not _importing(frame):
         raise KeyboardInterrupt
+    _again(number)
+
+
+def _again(number: int) -> None:
     later = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
     later.daemon = True
     later.start()
@@ -35,11 +41,25 @@ def interruptible(number: int = signal.SIGINT) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(number, interrupt)
+    before, shown = signal.signal(number, interrupt), sys.unraisablehook
+
+    def swallowed(args: sys.UnraisableHookArgs) -> None:
+        if issubclass(args.exc_type, KeyboardInterrupt):
+            _again(number)
+        else:
+            shown(args)
+
+    sys.unraisablehook = swallowed
     try:
         yield
     finally:
+        sys.unraisablehook = shown
         signal.signal(number, before)
+
+
+def quiet_end() -> None:
+    """On the way out after an interruption: objects that it left half made have nothing to say."""
+    sys.unraisablehook = lambda _: None
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -41,7 +41,9 @@ class Session:
     def answer(self, value: Any) -> None:
         """Print the one JSON object of `--json`."""
         self.answered = True
-        click.echo(json.dumps(value, ensure_ascii=False))
+        # JSON has a spelling of its own for what a stream's encoding has not.
+        narrow = "utf" not in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+        click.echo(json.dumps(value, ensure_ascii=narrow))
 
     @cached_property
     def store(self) -> Store:

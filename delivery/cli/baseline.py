@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
     roots = [baselines or committed_baselines(), session.workdir / "baselines"]
     rows = [_row(path, found) for root in roots for path, found in _read_all(root)]
     if as_json:
-        click.echo(json.dumps({"baselines": rows}, ensure_ascii=False))
+        session.answer({"baselines": rows})
         return
     for row in rows:
         click.echo(_text(row))
@@ -107,7 +106,7 @@ def update(
     name = model or _model_of(pipeline)
     rows = [_updated(session, artifact, name, reason, released, baselines) for artifact in chosen]
     if as_json:
-        click.echo(json.dumps({**rows[0], "also": [row["path"] for row in rows[1:]]}, ensure_ascii=False))
+        session.answer({**rows[0], "also": [row["path"] for row in rows[1:]]})
         return
     for row in rows:
         click.echo(_text(row))
@@ -142,7 +141,7 @@ def noise(session: Session, engine: str, workload: str, runs: int, device: str, 
     with stdout_kept(for_answer=as_json):
         found = measure_noise(resolve(session.store, engine).path, workload, runs, device)
     if as_json:
-        click.echo(json.dumps({"runs": runs, "workload": workload, "metrics": found}))
+        session.answer({"runs": runs, "workload": workload, "metrics": found})
         return
     click.echo(f"{'metric':<16}{'value':>12}{'spread':>10}{'smallest effect':>18}")
     for name, row in found.items():

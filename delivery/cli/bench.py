@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -132,4 +131,7 @@ def command(
     )
     with stdout_kept(for_answer=as_json):
         summary = run_bench(options, ProgressLine())
-    click.echo(json.dumps(summary, ensure_ascii=False) if as_json else "\n".join(lines(summary)))
+    if as_json:
+        session.answer(summary)
+    else:
+        click.echo("\n".join(lines(summary)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from delivery.cli._session import json_option
+from delivery.cli._session import Session, json_option, pass_session
 
 
 @click.group()
@@ -32,7 +31,8 @@ def command() -> None:
     help="Share of common phrases, 0 to 1, from which two texts count as one.",
 )
 @json_option
-def build(sources: tuple[Path, ...], out: Path, similarity: float, as_json: bool) -> None:
+@pass_session
+def build(session: Session, sources: tuple[Path, ...], out: Path, similarity: float, as_json: bool) -> None:
     """Make calibration and held-out files of SOURCEs: Markdown, HTML, CSV, JSON lines, text, or folders.
 
     Sections become documents; questions with answers become conversations, rendered later through the
@@ -42,7 +42,7 @@ def build(sources: tuple[Path, ...], out: Path, similarity: float, as_json: bool
 
     built = build_corpus(sources, out, similarity)
     if as_json:
-        click.echo(json.dumps({"out": str(out), **built.row()}, ensure_ascii=False))
+        session.answer({"out": str(out), **built.row()})
         return
     dropped = f"{built.duplicates} repeated, {built.near_duplicates} nearly so, {built.too_short} too short"
     click.echo(f"{built.files} files, {built.read} documents; dropped: {dropped}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -33,7 +32,7 @@ def command(session: Session, a: str, b: str, as_json: bool) -> None:
         if old.get(name) != new.get(name)
     }
     if as_json:
-        click.echo(json.dumps({"same": not changes, "changes": changes}, ensure_ascii=False))
+        session.answer({"same": not changes, "changes": changes})
         return
     for name, (old, new) in changes.items():
         click.echo(f"{name}: {_shown(old)} → {_shown(new)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
@@ -29,7 +28,7 @@ def command(session: Session, as_json: bool) -> int:
     broken = [check for check in checks if check.status == "error"]
     if as_json:
         out = {"ok": not broken, "checks": [asdict(c) for c in checks], "facts": facts.to_json()}
-        click.echo(json.dumps(out, indent=1))
+        session.answer(out)
     else:
         for check in checks:
             click.echo(f"{_MARKS[check.status]}  {check.name}: {check.found}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from delivery.cli._session import Session, json_option, pass_session, workdir_option
@@ -28,7 +26,7 @@ def command(session: Session, dry_run: bool, scratch: bool, as_json: bool) -> No
     garbage = gc(session.store, dry_run=dry_run, scratch=scratch)
     if as_json:
         removed = [a.digest for a in garbage.artifacts]
-        click.echo(json.dumps({"removed": removed, "size_bytes": garbage.size_bytes, "dry_run": dry_run}))
+        session.answer({"removed": removed, "size_bytes": garbage.size_bytes, "dry_run": dry_run})
         return
     for artifact in garbage.artifacts:
         click.echo(f"{short(artifact.digest)}  {artifact.kind}  {artifact.manifest.step}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,10 @@ def command(session: Session, ref: str, check: str | None, as_json: bool) -> Non
             artifact = _report_about(artifact, check, store)
         facts = _facts(artifact, store)
         lines = _lines(facts)
-    for line in [json.dumps(facts, ensure_ascii=False)] if as_json else lines:
+    if as_json:
+        session.answer(facts)
+        return
+    for line in lines:
         click.echo(line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +24,7 @@ def command(session: Session, kind: str | None, as_json: bool) -> None:
     rows = [_row(a, session.store) for a in session.store.artifacts() if kind in (None, a.kind.value)]
     rows.sort(key=lambda row: row["started_at"])
     if as_json:
-        click.echo(json.dumps({"artifacts": rows}, ensure_ascii=False))
+        session.answer({"artifacts": rows})
         return
     from delivery.pipeline.refs import short
     from delivery.pipeline.result import size

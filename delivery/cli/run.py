@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from delivery.cli._interrupt import interruptible
 from delivery.cli._session import Session, json_option, pass_session, stdout_kept, workdir_option
 from delivery.errors import UsageError
 
@@ -107,9 +105,7 @@ def _run(
 
     shown = display()
     try:
-        # A polite end: temporary folders are removed on the way out.
-        with interruptible(signal.SIGTERM):
-            return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
+        return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
     finally:
         shown.close()
 

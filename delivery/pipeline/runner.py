@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from safetensors import SafetensorError
+
 from delivery.errors import DeliverError, UsageError, did_you_mean, environment_error
 from delivery.pipeline.context import Reporter
 from delivery.pipeline.events import RunLog
@@ -84,7 +86,7 @@ def run(
             except DeliverError as failure:
                 failure.hint = as_override(failure.hint, stage.id, stage.step)
                 error = failure
-            except (OSError, MemoryError, RuntimeError, ValueError) as failure:
+            except (OSError, MemoryError, RuntimeError, ValueError, SafetensorError) as failure:
                 error = environment_error(failure)
                 if error is None:
                     log.event("bug", stage=stage.id, error=repr(failure))

@@ -1,7 +1,8 @@
-"""Ctrl-C while a module is imported that swallows everything."""
+"""Ctrl-C and SIGTERM at bad moments: while a module is imported that swallows everything, in a destructor."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -50,3 +51,70 @@ def test_it_is_not_lost(when: str, tmp_path: Path) -> None:
     assert err.strip().endswith("KeyboardInterrupt")
     assert (tmp_path / "imported").exists()
     assert not (tmp_path / "swallowed").exists()
+
+
+SWALLOWED = """
+import os, signal, sys, time
+from delivery.cli._interrupt import interruptible
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+with interruptible(signal.SIGTERM):
+    Slow()
+    time.sleep(60)
+"""
+
+
+def test_one_that_python_swallows_comes_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SWALLOWED)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stderr.strip().endswith("KeyboardInterrupt")
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_step_alone_ends_politely(number: int, tmp_path: Path) -> None:
+    """Its temporary folder is gone, and `--json` still gets its one object."""
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text('{"architectures": ["A"]}')
+    code = "import sys, fake_steps; from delivery.cli import main; sys.exit(main(steps=fake_steps.STEPS))"
+    path = [Path(__file__).parents[2], Path(__file__).parents[1] / "pipeline"]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "shrink",
+            "--checkpoint",
+            "hf",
+            "--wait-s",
+            "60",
+            "--out",
+            "o",
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob(".deliver/**/waiting")) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["code"] == "interrupted"
+    assert err.strip().endswith("interrupted")
+    assert not (tmp_path / "o").exists()
+    assert list((tmp_path / ".deliver/tmp").iterdir()) == []
