@@ -114,11 +114,13 @@ def pieces(layout: Layout, config: Mapping[str, Any], names: Iterator[str]) -> I
         if layer is None:
             if stem not in _TOP:
                 raise _unknown(source, layout)
-            yield Piece(f"{_TOP[stem]}.{kind}", source, _transform(layout, config, stem))
+            name = f"{_TOP[stem]}.{kind}"
+            yield Piece(name, source, _transform(layout, config, stem), keeps_shape=True)
             continue
         prefix = f"model.layers.{layer}"
         if stem in layout.block:
-            yield Piece(f"{prefix}.{layout.block[stem]}.{kind}", source, _transform(layout, config, stem))
+            name = f"{prefix}.{layout.block[stem]}.{kind}"
+            yield Piece(name, source, _transform(layout, config, stem), keeps_shape=True)
         elif (expert := _EXPERT.fullmatch(stem)) and layout.model_type in _EXPERTS:
             yield from _experts(layout, config, prefix, source, expert)
         else:

@@ -21,10 +21,12 @@ class Piece:
     name: str
     source: str
     take: Callable[[torch.Tensor], torch.Tensor] = same
+    keeps_shape: bool = False
+    """Whether `take` changes values or their order alone, so that the shape is known without torch."""
 
     def shape(self, source: tuple[int, ...]) -> tuple[int, ...]:
         """The tensor's shape, for the shape of its source."""
-        if self.take is same:
+        if self.take is same or self.keeps_shape:
             return source
         import torch
 
