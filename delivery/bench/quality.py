@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from delivery.engine import LLM
 
@@ -60,6 +60,13 @@ def compare_quality(
             at += len(ours)
         done(len(ids))
     return Quality(early, late, len(windows))
+
+
+def in_turn(windows: Mapping[str, Sequence[Sequence[int]]], count: int) -> list[tuple[str, Sequence[int]]]:
+    """The first `count` windows, taken from each corpus in turn, each with the name of its corpus."""
+    rounds = max(map(len, windows.values()), default=0)
+    taken = [(name, each[i]) for i in range(rounds) for name, each in windows.items() if i < len(each)]
+    return taken[:count]
 
 
 def continuations(

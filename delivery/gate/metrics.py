@@ -71,6 +71,7 @@ _DEFINITIONS = [
     MetricDef("top1_early_ratio", "ratio", "higher", "Top-1 agreement before token 128", per_corpus=True),
     MetricDef("top1_late_ratio", "ratio", "higher", "Top-1 agreement from token 128 on", per_corpus=True),
     MetricDef("bleu4_ratio", "ratio", "higher", "BLEU-4 of long greedy outputs against the source"),
+    MetricDef("garbled_ratio", "ratio", "lower", "Share of garbled continuations", per_corpus=True),
     MetricDef("accuracy_ratio", "ratio", "higher", "Accuracy of labelled tasks", per_corpus=True),
     MetricDef("smoke_failed_prompts", "prompts", "lower", "Prompts that broke an expectation"),
     MetricDef("smoke_garbled_outputs", "outputs", "lower", "Garbled outputs"),

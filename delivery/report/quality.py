@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from delivery.gate.bleu import bleu4
 from delivery.gate.limits import bound_for, judge
 from delivery.gate.metrics import corpus_metric, definition
+from delivery.gate.outputs.garbling import garbled
 from delivery.gate.report import Finding, Metric, Verdict
 from delivery.report import charts, words
 
@@ -51,10 +52,23 @@ def metrics(measured: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Metr
     outputs = measured["continuations"]
     if outputs["engine"]:
         out.append(judge("bleu4_ratio", bleu4(outputs["engine"], outputs["source"]), limits))
+    for corpus, shares in _garbled(outputs).items():
+        made = judge(corpus_metric(corpus, "garbled_ratio"), shares["engine"], limits)
+        out.append(replace(made, baseline=shares["source"]))
     for task, counts in measured["tasks"].items():
         made = judge(corpus_metric(task, "accuracy_ratio"), counts["right"] / counts["questions"], limits)
         out.append(replace(made, baseline=counts["source_right"] / counts["questions"]))
     return out
+
+
+def _garbled(outputs: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Corpus → {"engine", "source"} → share of that model's continuations that are garbled."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    for side, texts in outputs["texts"].items():
+        for corpus, text in zip(outputs["corpora"], texts, strict=True):
+            verdicts = found.setdefault(corpus, {}).setdefault(side, [])
+            verdicts.append(bool(garbled(text, cut=True)))
+    return {c: {side: sum(v) / len(v) for side, v in sides.items()} for c, sides in found.items()}
 
 
 def findings(measured: Mapping[str, Any], judged: Sequence[Metric]) -> list[Finding]:
@@ -159,6 +173,19 @@ def table(measured: Mapping[str, Any]) -> dict[str, Any]:
         )
     heads = ["corpus", "source perplexity", "engine perplexity", "ratio", "KL, nats", "top-1 agreement"]
     return charts.table("Quality per corpus", heads, rows)
+
+
+def not_continued(limits: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Finding]:
+    """A warning per limit on continuations where none were made."""
+    if any(m.name == "bleu4_ratio" for m in metrics):
+        return []
+    return [
+        Finding(
+            "warning", f"the limit {name} has no effect here: nothing was continued (--bleu-prompts is 0)"
+        )
+        for name in ("bleu4_ratio", "garbled_ratio")
+        if name in limits
+    ]
 
 
 def unmatched(limits: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Finding]:

@@ -37,12 +37,13 @@ class Evaluate:
     """Compare the engine with the unquantised source on held-out text of each corpus.
 
     Perplexity, KL divergence and top-1 agreement, also before and after token 128, where quantisation
-    errors begin to add up; optionally BLEU-4 of long greedy outputs. A source that is itself broken
-    agrees with its engine: absolute limits and the last release's perplexity catch that.
+    errors begin to add up; optionally BLEU-4 of long greedy outputs, and the share of them that is
+    garbled. A source that is itself broken agrees with its engine: absolute limits and the last
+    release's perplexity catch that.
     """
 
     name: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     makes: ClassVar[Kind] = Kind.REPORT
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "tokenizers")
 
@@ -147,7 +148,7 @@ class Evaluate:
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
-        from delivery.bench.quality import compare_quality, continuations
+        from delivery.bench.quality import compare_quality, continuations, in_turn
         from delivery.checkpoint import Tokenizer
         from delivery.corpus import heldout_windows
         from delivery.engine import LLM
@@ -172,15 +173,20 @@ class Evaluate:
                     found = compare_quality(engine, source, each, task.advance)
                     corpora[name] = {"early": asdict(found.early), "late": asdict(found.late)}
                     corpora[name]["windows"] = found.windows
-            first = [ids for each in windows.values() for ids in each][: self.bleu_prompts]
-            outputs = continuations(engine, source, first, self.window_tokens // 2, self.bleu_tokens)
+            first = in_turn(windows, self.bleu_prompts)
+            prompts = [ids for _, ids in first]
+            outputs = continuations(engine, source, prompts, self.window_tokens // 2, self.bleu_tokens)
             tasks = self._tasks(ctx, engine, source)
         measured = {
             **facts(ctx.device),
             "engine": ctx.input("engine").digest,
             "corpora": corpora,
             "corpus_digests": self._asked(),
-            "continuations": outputs,
+            "continuations": {
+                **outputs,
+                "corpora": [name for name, _ in first],
+                "texts": {side: list(map(tokenizer.decode, ids)) for side, ids in outputs.items()},
+            },
             "tasks": tasks,
             "layers": _layer_errors(ctx),
         }
@@ -221,7 +227,8 @@ class Evaluate:
         findings = quality.findings(measured, metrics)
         found = self._release(ctx)
         metrics, drifted, baseline = self._against(found, metrics)
-        findings += [*drifted, *quality.unmatched(ctx.gate.get("limits", {}), metrics)]
+        findings += [*drifted, *quality.not_continued(ctx.gate.get("limits", {}), metrics)]
+        findings += quality.unmatched(ctx.gate.get("limits", {}), metrics)
         verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
         if found is not None and verdict.releases:
             found.record()

@@ -12,10 +12,11 @@ import pytest
 
 from delivery.artifact import Artifact, Kind, Manifest, hash_tree
 from delivery.bench.code import engine_code
+from delivery.bench.quality import in_turn
 from delivery.bench.run import BenchOptions, run_bench
 from delivery.errors import DataError, UsageError
 from delivery.gate import Verdict
-from delivery.report import render
+from delivery.report import quality, render
 from delivery.steps.compare import Compare
 from delivery.steps.evaluate import Evaluate
 from delivery.steps.smoke import Smoke
@@ -172,6 +173,8 @@ def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint
     assert metric(report, "corpus_txt_kl_late_nats").value == pytest.approx(0.0, abs=1e-6)
     assert metric(report, "corpus_txt_top1_agreement_ratio").value == 1.0
     assert metric(report, "bleu4_ratio").value == 1.0
+    garbled = metric(report, "corpus_txt_garbled_ratio")
+    assert garbled.value == garbled.baseline
     data = json.loads((ctx.out / "evaluate.json").read_text())
     spans = data["corpora"]["corpus.txt"]
     assert spans["early"]["tokens"] == 2 * 128
@@ -190,6 +193,34 @@ def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint
     drifted = step.judge(ctx)
     assert drifted.verdict is Verdict.FAIL
     assert "against the last release's" in " ".join(f.text for f in drifted.findings)
+
+
+def test_garbled_continuations_are_counted_per_corpus_for_both_models():
+    clean, broken = "A sentence that anyone could have written about a small thing.", "\ufffdA\ufffd\x00b"
+    outputs = {
+        "engine": [[1], [2], [3]],
+        "source": [[1], [2], [3]],
+        "corpora": ["legal", "notes", "legal"],
+        "texts": {"engine": [broken, clean, clean], "source": [clean, clean, clean]},
+    }
+    measured = {"corpora": {}, "continuations": outputs, "tasks": {}}
+    judged = {m.name: m for m in quality.metrics(measured, {"garbled_ratio": 0.0})}
+    assert (judged["legal_garbled_ratio"].value, judged["legal_garbled_ratio"].baseline) == (0.5, 0.0)
+    assert judged["legal_garbled_ratio"].status == "fail"
+    assert judged["notes_garbled_ratio"].status == "pass"
+
+
+def test_a_limit_on_continuations_that_were_not_made_is_told():
+    empty = {"engine": [], "source": [], "corpora": [], "texts": {"engine": [], "source": []}}
+    metrics = quality.metrics({"corpora": {}, "continuations": empty, "tasks": {}}, {})
+    told = quality.not_continued({"bleu4_ratio": 0.5, "garbled_ratio": 0.0, "kl_nats": 1.0}, metrics)
+    assert [f.text.split()[2] for f in told] == ["bleu4_ratio", "garbled_ratio"]
+
+
+def test_every_corpus_has_its_turn_in_what_is_continued():
+    windows = {"a": [[1], [2], [3]], "b": [[4]]}
+    assert in_turn(windows, 3) == [("a", [1]), ("b", [4]), ("a", [2])]
+    assert in_turn({}, 3) == []
 
 
 def test_evaluate_sees_another_model(tmp_path, tiny_checkpoint):
