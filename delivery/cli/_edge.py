@@ -38,7 +38,7 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     # Read here, not by click: the options themselves may be what is wrong.
     session.answered = "--json" not in given
     if "run" in given[:1] and "--plan" not in given:
-        session.empty_answer = {"steps": [], "release": None}
+        session.keep({"steps": [], "release": None})
     try:
         # SIGTERM is a polite end too: temporary folders are removed on the way out.
         with interruptible(signal.SIGINT), interruptible(signal.SIGTERM):
@@ -84,7 +84,7 @@ def _answer(session: Session, code: str, what: str, why: str, hint: str = "") ->
     """The error as the one JSON object of `--json`, where none is out yet."""
     if not session.answered:
         error = {"code": code, "what": what, "why": why, "hint": hint}
-        session.answer({"passed": False, **session.empty_answer, "error": error})
+        session.answer({"passed": False, **session.answer_so_far, "error": error})
 
 
 def _usage(error: click.ClickException, args: Sequence[str]) -> UsageError:

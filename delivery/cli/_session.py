@@ -35,8 +35,12 @@ class Session:
     answered: bool = False
     """Whether the one JSON object of `--json` is out; an error that comes later is no second one."""
 
-    empty_answer: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that the command's JSON always has, as they are where nothing was done."""
+    answer_so_far: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that the command's JSON always has, as they are if it breaks off now."""
+
+    def keep(self, value: Mapping[str, Any]) -> None:
+        """Remember what an answer would hold if the command broke off here."""
+        self.answer_so_far = {**self.answer_so_far, **value}
 
     def answer(self, value: Any) -> None:
         """Print the one JSON object of `--json`."""

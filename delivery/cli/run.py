@@ -105,7 +105,15 @@ def _run(
 
     shown = display()
     try:
-        return run(pipeline, session.store, shown, stages=stages, until=until, force=force)
+        return run(
+            pipeline,
+            session.store,
+            shown,
+            stages=stages,
+            until=until,
+            force=force,
+            so_far=lambda result: session.keep({"steps": result.to_json()["steps"]}),
+        )
     finally:
         shown.close()
 

@@ -27,7 +27,7 @@ from delivery.pipeline.result import RunResult, StageResult, run_record
 from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import date
 
     from delivery.artifact import Artifact, Json
@@ -62,10 +62,12 @@ def run(
     force: Sequence[str] = (),
     render: Render | None = None,
     today: date | None = None,
+    so_far: Callable[[RunResult], None] = lambda _: None,
 ) -> RunResult:
     """Run the pipeline, or only `stages` and what they need, or everything `until` a stage.
 
-    A stage that fails ends the run: its error is in the result, what was made before it stays.
+    A stage that fails ends the run: its error is in the result, what was made before it stays. `so_far` is
+    told what there is after every stage, for a run that is broken off.
     Raises UsageError `unknown-stage`, and what `preflight` raises.
     """
     chosen = select(pipeline, stages, until, force)
@@ -92,6 +94,7 @@ def run(
                     log.event("bug", stage=stage.id, error=repr(failure))
                     raise
             error = error or (done[stage.id].error if stage.id in done else None)
+            so_far(RunResult(tuple(done.values()), error, complete=False))
             log.record(run_record(done.values()), finished=False)
             if error is not None:
                 log.event("stopped", stage=stage.id, code=error.code, what=error.what, why=error.why)

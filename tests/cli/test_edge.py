@@ -143,7 +143,9 @@ def test_a_secret_does_not_reach_the_crash_log(deliver, tmp_path):
     assert not [p for p in everything if b"hunter2" in p.read_bytes()]
 
 
-@pytest.mark.parametrize(("how", "code"), [("disk", "disk-full"), ("memory", "out-of-memory")])
+@pytest.mark.parametrize(
+    ("how", "code"), [("disk", "disk-full"), ("serialize", "disk-full"), ("memory", "out-of-memory")]
+)
 def test_a_lacking_machine_is_6(deliver, how, code):
     exit_code, _, err = deliver("run", "p.yaml", "--set", f"shrink.fail={how}")
     assert exit_code == 6

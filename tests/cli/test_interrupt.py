@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import fake_steps
 import pytest
 
 GREEDY = """
@@ -81,36 +82,30 @@ def test_one_that_python_swallows_comes_again(tmp_path: Path) -> None:
     assert "Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_step_alone_ends_politely(number: int, tmp_path: Path) -> None:
-    """Its temporary folder is gone, and `--json` still gets its one object."""
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf/config.json").write_text('{"architectures": ["A"]}')
+def fakes(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`deliver` with the fake steps, once a step of it waits for a signal."""
     code = "import sys, fake_steps; from delivery.cli import main; sys.exit(main(steps=fake_steps.STEPS))"
     path = [Path(__file__).parents[2], Path(__file__).parents[1] / "pipeline"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "shrink",
-            "--checkpoint",
-            "hf",
-            "--wait-s",
-            "60",
-            "--out",
-            "o",
-            "--json",
-        ],
-        cwd=tmp_path,
+        [sys.executable, "-c", code, *words, "--json"],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     end = time.monotonic() + 60
-    while not list(tmp_path.glob(".deliver/**/waiting")) and time.monotonic() < end:
+    while not list(folder.glob(".deliver/**/waiting")) and time.monotonic() < end:
         time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_step_alone_ends_politely(number: int, tmp_path: Path) -> None:
+    """Its temporary folder is gone, and `--json` still gets its one object."""
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text('{"architectures": ["A"]}')
+    process = fakes(tmp_path, "shrink", "--checkpoint", "hf", "--wait-s", "60", "--out", "o")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -118,3 +113,12 @@ def test_a_step_alone_ends_politely(number: int, tmp_path: Path) -> None:
     assert err.strip().endswith("interrupted")
     assert not (tmp_path / "o").exists()
     assert list((tmp_path / ".deliver/tmp").iterdir()) == []
+
+
+def test_a_run_that_is_broken_off_tells_what_it_has_made(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(fake_steps.PIPELINE)
+    process = fakes(tmp_path, "run", "p.yaml", "--set", "shrink.wait_s=60")
+    process.send_signal(signal.SIGTERM)
+    told = json.loads(process.communicate(timeout=30)[0])
+    assert [step["name"] for step in told["steps"]] == ["make"]
+    assert (told["passed"], told["release"], told["error"]["code"]) == (False, None, "interrupted")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from safetensors import SafetensorError
+
 from delivery.artifact import Kind, hash_file
 from delivery.errors import DataError, UsageError
 from delivery.gate.report import Finding, Metric, Report, Verdict
@@ -108,6 +110,8 @@ class Shrink:
                 time.sleep(0.01)
         if self.fail == "disk":
             raise OSError(28, "No space left on device", "weights.bin")
+        if self.fail == "serialize":  # how safetensors tells of a full disk
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         if self.fail == "memory":
             raise MemoryError
         if self.fail == "noise":

@@ -267,6 +267,7 @@ def test_damaged_cached_work_is_made_again(go, trace, store):
     ("how", "code", "words"),
     [
         ("disk", "disk-full", "no space left to write weights.bin"),
+        ("serialize", "disk-full", "no space left on the disk"),
         ("memory", "out-of-memory", "memory ran out"),
     ],
 )
