@@ -371,7 +371,7 @@ def test_the_place_does_not_depend_on_the_workloads_name():
 
 def test_fewer_than_five_runs_are_refused():
     with pytest.raises(UsageError, match="--runs is 3"):
-        Compare(runs=3).external()
+        Compare(runs=3).check()
 
 
 def test_judging_needs_no_torch():
