@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -182,14 +183,16 @@ def test_texts_of_users_stay_texts() -> None:
 
 @pytest.mark.parametrize(("system", "schema"), [("gitlab", "gitlab-ci"), ("github", "github-workflows")])
 def test_definitions_are_what_the_systems_schemas_say(system: str, schema: str, tmp_path: Path) -> None:
-    path = tmp_path / "ci.yml"
-    path.write_text(render_ci(system, pipeline(), "pipelines/p.yaml", CiOptions()), "utf-8")
-    checker = Path(sys.executable).with_name("check-jsonschema")
-    command = [checker, "--builtin-schema", f"vendor.{schema}", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    path.write_text(path.read_text("utf-8").replace("needs:", "nedes:"), "utf-8")
-    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+    right, wrong = tmp_path / "right.yml", tmp_path / "wrong.yml"
+    right.write_text(render_ci(system, pipeline(), "pipelines/p.yaml", CiOptions()), "utf-8")
+    wrong.write_text(right.read_text("utf-8").replace("needs:", "nedes:"), "utf-8")
+    command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run(
+        [*command, "--output-format", "json", right, wrong], capture_output=True, text=True, check=False
+    )
+    told = json.loads(done.stdout)
+    assert told["parse_errors"] == []
+    assert {error["filename"] for error in told["errors"]} == {str(wrong)}, done.stdout
 
 
 def test_zizmor_finds_nothing_in_the_workflow(tmp_path: Path) -> None:
