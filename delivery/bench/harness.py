@@ -77,7 +77,7 @@ def _share(task: str, results: dict[str, Any]) -> float:
                 return float(value)
     raise DataError(
         "harness-no-share",
-        f"the task {task} has no share of right answers",
+        f"the task {task} reports no accuracy",
         why=f"it measures {', '.join(k for k in results if ',' in k)}",
         hint=f"a task with one of {', '.join(_SHARES)}",
     )

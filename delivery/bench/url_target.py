@@ -105,7 +105,7 @@ class UrlTarget:
                     "server-refused",
                     f"{self._base} does not answer a completion of one token",
                     why=f"status {status}: {words}",
-                    hint="401 wants an API key, 404 a right model name; look at the server's log otherwise",
+                    hint="401: an API key is needed; 404: wrong model name; otherwise see the server's log",
                 )
             if note:
                 note(f"waiting until {self._base} is ready: {words}")

@@ -110,7 +110,7 @@ class EngineWorker:
         self._process.join(_END_TIMEOUT_S)
         return DataError(
             "engine-worker-died",
-            "the measured engine's process ended in the middle",
+            "the process of the measured engine died",
             why=f"exit code {self._process.exitcode}",
             hint="dmesg | tail shows whether memory ran out",
         )

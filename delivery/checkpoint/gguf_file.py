@@ -138,7 +138,7 @@ class GgufFile:
             if start + offset + size_bytes > len(self._map):
                 raise DataError(
                     "shard-truncated",
-                    f"{self.path.name} is cut short",
+                    f"{self.path.name} is truncated",
                     why=f"tensor {name!r} ends at byte {start + offset + size_bytes},"
                     f" the file has {len(self._map)}",
                     hint="get the file again from its source",

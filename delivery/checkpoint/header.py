@@ -97,7 +97,7 @@ def _header_text(path: Path, length_bytes: bytes, file_bytes: int, stream: Any) 
     if len(length_bytes) < _LENGTH_BYTES:
         raise DataError(
             "shard-truncated",
-            f"{path.name} is cut short",
+            f"{path.name} is truncated",
             why=f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one {file_bytes}",
             hint=_GET_AGAIN,
         )
@@ -112,7 +112,7 @@ def _header_text(path: Path, length_bytes: bytes, file_bytes: int, stream: Any) 
     if length > file_bytes - _LENGTH_BYTES:
         raise DataError(
             "shard-truncated",
-            f"{path.name} is cut short",
+            f"{path.name} is truncated",
             why=f"the header alone needs {length + _LENGTH_BYTES} bytes, the file has {file_bytes}",
             hint=_GET_AGAIN,
         )
@@ -173,7 +173,7 @@ def _check_extent(
     if position > file_bytes:
         raise DataError(
             "shard-truncated",
-            f"{path.name} is cut short",
+            f"{path.name} is truncated",
             why=f"its header needs {position} bytes, the file has {file_bytes}",
             hint=_GET_AGAIN,
         )

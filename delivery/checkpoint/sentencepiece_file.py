@@ -48,7 +48,7 @@ def read_sentencepiece(path: Path) -> dict[str, Any]:
     if model_type != _BPE:
         raise DataError(
             "tokenizer-unsupported",
-            f"{path} is no BPE model",
+            f"{path} is not a BPE model",
             why=f"its model type is {model_type}, BPE is {_BPE}",
             hint="save the tokenizer once with transformers so that tokenizer.json exists",
         )

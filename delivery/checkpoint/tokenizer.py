@@ -164,7 +164,7 @@ class Tokenizer:
             "chat-template-missing",
             "this model has no chat template",
             why=f"only templates named {', '.join(named)} are there" if named else "it may be a base model",
-            hint="use text prompts, or put chat_template.jinja beside the tokenizer",
+            hint="use text prompts, or put chat_template.jinja next to the tokenizer",
         )
 
     def _add_declared_tokens(self) -> None:
@@ -227,7 +227,7 @@ def _converted(directory: Path) -> tokenizers.Tokenizer:
             "tokenizer-missing",
             f"{directory} has no tokenizer",
             why=f"neither {TOKENIZER_JSON}, tokenizer.model nor vocab.json is there",
-            hint="get the tokenizer files from the source of the checkpoint",
+            hint="get the tokenizer files from where the checkpoint came from",
         )
     from transformers import AutoTokenizer
 

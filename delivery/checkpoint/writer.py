@@ -154,7 +154,7 @@ class CheckpointWriter:
             name = min(n for n in {**found, **wanted} if found.get(n) != wanted.get(n))
             raise DataError(
                 "written-wrong",
-                f"tensor {name!r} was not written as it was given",
+                f"tensor {name!r} was written wrongly",
                 why=f"expected {wanted.get(name)}, read back {found.get(name)}",
                 hint="check the disk; the same command writes again",
             )

@@ -65,7 +65,7 @@ def build(
     if not hashes:
         raise DataError(
             "corpus-empty",
-            "nothing is left of the sources",
+            "the sources contain no usable documents",
             why=f"{built.read} documents read, {built.too_short} under {_SHORTEST_CHARS} characters",
             hint="check that the files hold text",
         )

@@ -227,7 +227,7 @@ class EngineCore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError("engine-closed", "the engine is closed", why="its memory was given back")
+            raise UsageError("engine-closed", "the engine is closed", why="its memory has been freed")
 
     def close(self) -> None:
         """End everything and free the weights and the cache; the engine cannot be used afterwards."""

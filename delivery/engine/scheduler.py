@@ -67,7 +67,7 @@ class Scheduler:
         """Take a request. Raises UsageError when it can never run, with the numbers."""
         request.check()
         if request.request_id in self.requests:
-            raise UsageError("request-duplicate", f"request {request.request_id} is already here")
+            raise UsageError("request-duplicate", f"request {request.request_id} exists already")
         prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
         room = min(limit, self.pool.num_blocks * self.pool.block_size) - prompt
         wanted = request.sampling.max_tokens

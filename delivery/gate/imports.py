@@ -124,7 +124,7 @@ def _record(
     if not (math.isfinite(ttft_s) and math.isfinite(rest_s)):
         raise Undecided(
             "measurement-invalid",
-            f"the results of request {name} are no measurement",
+            f"the results of request {name} are not valid",
             why=f"time to first token {ttft_s} s, and {rest_s} s for the rest: expected finite numbers",
             hint="measure again",
         )

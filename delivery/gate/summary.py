@@ -31,7 +31,7 @@ def summarize(
         if key not in GOODPUT_KEYS:
             raise UsageError(
                 "bad-goodput",
-                f"goodput knows no {key!r}",
+                f"unknown goodput metric {key!r}",
                 hint=did_you_mean(key, GOODPUT_KEYS),
             )
     done = [r for r in records if r.error is None and r.last_token_s is not None]

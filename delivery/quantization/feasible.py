@@ -21,7 +21,7 @@ def check_float(checkpoint: Outline) -> None:
     if checkpoint.quantization is not None:
         raise DataError(
             "already-quantised",
-            "the checkpoint is quantised already",
+            "the checkpoint is already quantised",
             why=f"its config names quant_method {checkpoint.quantization.get('quant_method')!r}",
             hint="quantise the float checkpoint that it was made from",
         )

@@ -35,7 +35,7 @@ class Grid:
         if self.bits not in range(2, 9):
             raise UsageError(
                 "not-quantisable",
-                f"no grid has {self.bits!r} bits",
+                f"unsupported bit width {self.bits!r}",
                 why="expected a whole number from 2 to 8: values are held in 8 bits",
             )
 

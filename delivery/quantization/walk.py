@@ -61,7 +61,7 @@ def observe_layer(
         if isinstance(linear, Linear) and isinstance(linear.weight, QTensor):
             raise DataError(
                 "already-quantised",
-                f"{linear.name} is quantised already",
+                f"{linear.name} is already quantised",
                 why=f"its weights have {linear.weight.bits} bits",
                 hint="calibrate the float checkpoint that it was made from",
             )

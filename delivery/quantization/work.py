@@ -85,7 +85,7 @@ class BlockWork:
             if isinstance(linear.weight, QTensor):
                 raise DataError(
                     "already-quantised",
-                    f"{linear.name} is quantised already",
+                    f"{linear.name} is already quantised",
                     why=f"its weights have {linear.weight.bits} bits",
                     hint="quantise the float checkpoint that it was made from",
                 )

@@ -62,7 +62,7 @@ def test_truncated_shard(sharded: Path) -> None:
         refused(sharded)
         .render()
         .startswith(
-            "error[shard-truncated]: model-00002-of-00002.safetensors is cut short\n  why:  its header needs"
+            "error[shard-truncated]: model-00002-of-00002.safetensors is truncated\n  why:  its header needs"
         )
     )
 

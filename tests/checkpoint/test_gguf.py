@@ -312,7 +312,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_truncated_file_is_named(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[:-5000])
-    with pytest.raises(DataError, match=r"cut\.gguf is cut short") as caught:
+    with pytest.raises(DataError, match=r"cut\.gguf is truncated") as caught:
         GgufFile(path)
     assert caught.value.code == "shard-truncated"
 

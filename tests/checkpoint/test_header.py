@@ -53,7 +53,7 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         b"x" * 300,
     )
     size = path.stat().st_size
-    with pytest.raises(DataError, match=r"model-00002-of-00003\.safetensors is cut short") as caught:
+    with pytest.raises(DataError, match=r"model-00002-of-00003\.safetensors is truncated") as caught:
         read_header(path)
     assert caught.value.code == "shard-truncated"
     assert caught.value.why == f"its header needs {size + 100} bytes, the file has {size}"
@@ -63,7 +63,7 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
 def test_a_file_cut_inside_its_header(keep: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", {"a": entry()}, b"x" * 8)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"x\.safetensors is cut short"):
+    with pytest.raises(DataError, match=r"x\.safetensors is truncated"):
         read_header(path)
 
 
@@ -109,7 +109,7 @@ def test_a_header_that_lies(header: object, data: bytes, why: str, tmp_path: Pat
 def test_a_header_that_claims_two_billion_elements(tmp_path: Path) -> None:
     header = {"a": entry(shape=(2_000_000_000,), offsets=(0, 8_000_000_000))}
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"x\.safetensors is cut short"):
+    with pytest.raises(DataError, match=r"x\.safetensors is truncated"):
         read_header(write(tmp_path / "x.safetensors", header, b"x" * 64))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

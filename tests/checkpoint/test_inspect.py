@@ -173,7 +173,7 @@ def test_a_damaged_directory_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, {"x": torch.ones(20)})
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"model\.safetensors is cut short"):
+    with pytest.raises(DataError, match=r"model\.safetensors is truncated"):
         describe(tmp_path)
 
 

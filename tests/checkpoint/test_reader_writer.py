@@ -179,7 +179,7 @@ def test_a_disk_that_loses_bytes_is_noticed(tmp_path: Path, monkeypatch: pytest.
             )
 
     monkeypatch.setattr(os, "replace", lossy)
-    with pytest.raises(DataError, match="'t' was not written as it was given") as caught:
+    with pytest.raises(DataError, match="'t' was written wrongly") as caught:
         write(tmp_path / "out", [("t", torch.ones(2))])
     assert caught.value.why == "expected ('F32', [2]), read back ('F32', [1])"
     monkeypatch.undo()

@@ -100,7 +100,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 
 def test_unigram_models_are_refused_with_a_reason(tmp_path: Path) -> None:
     folder(tmp_path, train("unigram"))
-    with pytest.raises(DataError, match="is no BPE model"):
+    with pytest.raises(DataError, match="is not a BPE model"):
         read_sentencepiece(tmp_path / "tokenizer.model")
     files, note = made_tokenizer(tmp_path)
     assert files == {}

@@ -131,7 +131,7 @@ def test_what_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds nothing that can be read[\s\S]*\.md"):
         build([tmp_path / "empty"], tmp_path / "a")
     short = written(tmp_path / "short.md", "# A\nword")
-    with pytest.raises(DataError, match="nothing is left of the sources"):
+    with pytest.raises(DataError, match="the sources contain no usable documents"):
         build([short], tmp_path / "a")
     with pytest.raises(UsageError, match="is not empty"):
         build([short], tmp_path)

@@ -378,7 +378,7 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(UsageError, match="priority is 3"):
         engine.add("a", [1], priority=3)
     engine.add("a", [1])
-    with pytest.raises(UsageError, match="already here"):
+    with pytest.raises(UsageError, match="exists already"):
         engine.add("a", [1])
 
 

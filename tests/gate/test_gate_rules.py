@@ -223,7 +223,7 @@ def test_the_summary_has_vllms_names_and_counts_from_the_schedule():
     assert got["mean_itl_ms"] == pytest.approx((200 + 200 + 700) / 3)
     assert got["errors"] == ["", "", "refused"]
     assert got["input_lens"] == [10, 20, 5]
-    with pytest.raises(UsageError, match="goodput knows no 'itl'"):
+    with pytest.raises(UsageError, match="unknown goodput metric 'itl'"):
         summarize(records, goodput={"itl": 1.0})
 
 

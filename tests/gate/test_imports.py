@@ -101,7 +101,7 @@ def test_guidellm_tells_the_schedule_and_the_error_of_a_request(tmp_path, strate
 )
 def test_a_time_that_is_no_finite_number_is_no_measurement(tmp_path, change):
     data = {"input_lens": [16], "output_lens": [2], "ttfts": [0.1], "itls": [[0.01]]} | change
-    with pytest.raises(Undecided, match="results of request r0 are no measurement"):
+    with pytest.raises(Undecided, match="results of request r0 are not valid"):
         read_results(write(tmp_path, data))
 
 

@@ -279,7 +279,7 @@ def test_a_layer_that_is_quantised_already_is_refused() -> None:
     from delivery.quantization import quantize
 
     tensors[name] = quantize(tensors[name], group_size=32)
-    with pytest.raises(DataError, match=r"model\.layers\.0\.mlp\.up_proj is quantised already"):
+    with pytest.raises(DataError, match=r"model\.layers\.0\.mlp\.up_proj is already quantised"):
         driver(StateDict(tensors), load_config(HF), "rtn-w4a16").quantize_block(0)
 
 

@@ -291,7 +291,7 @@ def test_a_quantised_model_and_a_foreign_calibration_are_refused(
     model: Path, calibration: Path, tmp_path: Path
 ) -> None:
     done = quantize(tmp_path, model, scheme="rtn-w4a16").out
-    with pytest.raises(DataError, match=r"is quantised already[\s\S]*quant_method"):
+    with pytest.raises(DataError, match=r"is already quantised[\s\S]*quant_method"):
         quantize(tmp_path / "again", done, scheme="rtn-w4a16")
     small = write_checkpoint(tmp_path / "small", vocab_size=270)
     with pytest.raises(DataError, match="made with another tokenizer"):
@@ -449,7 +449,7 @@ def test_calibration_that_will_be_needed_is_missed_at_once(model: Path, tmp_path
         Quantize().preflight({"checkpoint": ahead(model)["checkpoint"]})
     Quantize(scheme="rtn-w4a16").preflight({"checkpoint": ahead(model)["checkpoint"]})
     done = quantize(tmp_path, model, scheme="rtn-w4a16").out
-    with pytest.raises(DataError, match="quantised already"):
+    with pytest.raises(DataError, match="already quantised"):
         Quantize().preflight(ahead(done))
 
 

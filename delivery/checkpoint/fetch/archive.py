@@ -48,7 +48,7 @@ def inside(name: str, archive: str) -> str:
     if normal.startswith(("/", "../")) or normal == ".." or ":" in normal.split("/")[0] or "\0" in name:
         raise DataError(
             "path-escapes",
-            f"{archive} holds a path that leaves it",
+            f"{archive} contains a path outside itself",
             why=f"got {name!r:.120}",
             hint="do not use this file; get it from a source that you trust",
         )

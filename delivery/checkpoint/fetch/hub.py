@@ -105,7 +105,7 @@ class HubModel:
         if _is_refusal(error):
             return DataError(
                 "hub-refuses",
-                f"the Hub does not give {self.name} at {self.revision}",
+                f"the Hub does not serve {self.name} at {self.revision}",
                 why=text,
                 hint="check the name and --revision; for gated models log in with `hf auth login`",
             )

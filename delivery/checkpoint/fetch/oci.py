@@ -38,7 +38,9 @@ class OciArtifact:
         match = _REFERENCE.fullmatch(reference)
         if match is None:
             raise UsageError(
-                "url-invalid", f"{reference} is no OCI reference", hint="oci://host/name:tag or @sha256:..."
+                "url-invalid",
+                f"{reference} is not an OCI reference",
+                hint="oci://host/name:tag or @sha256:...",
             )
         self.reference = reference
         self._host, self._name = match["host"], match["name"].rstrip("/")

@@ -207,7 +207,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
             hint="pip install 'deliver[remote]'",
         ) from error
     except ValueError as error:
-        raise UsageError("url-invalid", f"{url} is no URL that can be read", why=str(error)) from error
+        raise UsageError("url-invalid", f"{url} cannot be read as a URL", why=str(error)) from error
     return filesystem, str(path)
 
 

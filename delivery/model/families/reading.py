@@ -77,7 +77,9 @@ def rope(
     """
     stated = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(stated, Mapping):
-        raise DataError("config-invalid", "config.json: the rope settings are no mapping", why=repr(stated))
+        raise DataError(
+            "config-invalid", "config.json: the rope settings are not a mapping", why=repr(stated)
+        )
     settings = dict(stated)
     if kind is not None and isinstance(settings.get(kind), Mapping):
         settings = dict(settings[kind])
@@ -131,7 +133,7 @@ def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         raise DataError(
             "config-invalid",
-            "config.json: the head counts do not fit",
+            "config.json: the head counts are inconsistent",
             why=f"num_attention_heads {config.num_heads} is not a multiple of "
             f"num_key_value_heads {config.num_kv_heads}",
         )
