@@ -11,6 +11,8 @@ _MAX_PAGES = 2000
 
 def extract_text(body: bytes, content_type: str) -> str:
     """The text of a PDF (known by its first bytes) or of a UTF-8 file; anything else is a 400."""
+    if content_type.startswith("multipart/"):
+        raise Problem(400, "form_not_taken", "send the bytes of the file as the body, not as a form")
     if body.startswith(b"%PDF-") or content_type.startswith("application/pdf"):
         return _pdf_text(body)
     try:

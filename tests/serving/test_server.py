@@ -203,6 +203,9 @@ def test_documents_over_twenty_megabytes_are_a_413(server: Server) -> None:
     assert server.post("/v1/documents/text", "naïve".encode()).json()["text"] == "naïve"
     assert server.post("/v1/documents/text", b"a" * (20 * 1024 * 1024 + 1)).status_code == 413
     assert server.post("/v1/documents/text", b"%PDF-1.7 broken").status_code == 400
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    reply = server.post("/v1/documents/text", b"--x\r\n\r\nhello\r\n--x--", **form)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "form_not_taken")
 
 
 def test_a_client_that_leaves_frees_its_request(server: Server) -> None:
