@@ -37,8 +37,13 @@ def _again(number: int) -> None:
 
 @contextmanager
 def interruptible(number: int = signal.SIGINT) -> Iterator[None]:
-    """Inside, the signal interrupts by `interrupt`. Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+    """Inside, the signal interrupts by `interrupt`.
+
+    Does nothing outside the main thread, and where the caller has it ignored, as shells have Ctrl-C for what
+    they run in the background.
+    """
+    ignored = signal.getsignal(number) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
     before, shown = signal.signal(number, interrupt), sys.unraisablehook

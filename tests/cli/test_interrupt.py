@@ -13,6 +13,8 @@ from pathlib import Path
 import fake_steps
 import pytest
 
+from delivery.cli._interrupt import interruptible
+
 GREEDY = """
 import time
 from pathlib import Path
@@ -122,3 +124,13 @@ def test_a_run_that_is_broken_off_tells_what_it_has_made(tmp_path: Path) -> None
     told = json.loads(process.communicate(timeout=30)[0])
     assert [step["name"] for step in told["steps"]] == ["make"]
     assert (told["passed"], told["release"], told["error"]["code"]) == (False, None, "interrupted")
+
+
+def test_one_that_the_caller_ignores_is_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible(signal.SIGINT):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
