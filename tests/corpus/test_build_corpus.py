@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from delivery import corpus
+from delivery.cli._session import Session
 from delivery.cli.corpus import command
 from delivery.corpus.build import build
 from delivery.corpus.knowledge import knowledge_documents
@@ -116,11 +117,10 @@ def test_a_folder_becomes_a_corpus(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     source = written(tmp_path / "faq.md", MARKDOWN)
     arguments = ["build", str(source), "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    done = CliRunner().invoke(command, arguments, obj=Session(), catch_exceptions=False)
     assert json.loads(done.stdout)["conversations"] == 1
-    done = CliRunner().invoke(
-        command, ["build", str(source), "--out", str(tmp_path / "b")], catch_exceptions=False
-    )
+    arguments = ["build", str(source), "--out", str(tmp_path / "b")]
+    done = CliRunner().invoke(command, arguments, obj=Session(), catch_exceptions=False)
     assert "1 files, 3 documents" in done.stdout
 
 
