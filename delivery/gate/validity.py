@@ -69,6 +69,9 @@ def why_invalid_run(run: Run, limits: ValidityLimits, *, judged: bool = False) -
     failed = [r for r in run if r.error is not None and not (judged and turned_away([r]))]
     if len(failed) > limits.max_failed_ratio * len(run):
         return f"{len(failed)} of {len(run)} requests failed (first, {failed[0].id}: {failed[0].error})"
+    silent = [r for r in run if r.error is None and (r.first_token_s is None or r.last_token_s is None)]
+    if silent:
+        return f"{len(silent)} of {len(run)} requests have neither answer nor error (first, {silent[0].id})"
     asked = len(run) - len(failed)
     if asked < limits.min_requests:
         return f"{asked} requests, {limits.min_requests} are needed"

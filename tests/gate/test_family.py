@@ -104,3 +104,13 @@ def test_holm_steps_down_and_stops_at_the_first_that_is_kept():
         "a": 0.0,
         "c": 0.0,
     }
+
+
+@pytest.mark.parametrize("lost", ["first_token_s", "last_token_s"])
+def test_a_request_that_neither_failed_nor_was_answered_is_invalid(lost):
+    runs = [run(i) for i in range(5)]
+    holed = [list(r) for r in runs]
+    holed[2][7] = replace(holed[2][7], **{lost: None})
+    verdict = compare_runs(runs, holed)
+    assert verdict.status == "invalid"
+    assert "candidate run 3: 1 of 130 requests have neither answer nor error (first, r7)" in verdict.reason
