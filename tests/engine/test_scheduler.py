@@ -235,6 +235,21 @@ def test_long_prompts_come_in_pieces() -> None:
     sizes = [[item.num_tokens for item in work.scheduled] for work in engine.device.steps]
     assert sizes[0] == [5, 11]
     assert sizes[1:] == [[5], [4]]
+    at_the_limit = Engine(prefill_chunk=5, chunk_past=12)
+    at_the_limit.add("a", list(range(12)), 1)
+    at_the_limit.run()
+    assert [work.num_tokens for work in at_the_limit.device.steps] == [12]
+
+
+def test_a_prompt_leaves_running_requests_the_blocks_of_their_next_step() -> None:
+    engine = Engine(num_blocks=3, block_size=4)
+    engine.add("running", [1, 2, 3], 3)
+    engine.step()  # with the sampled token its block is full
+    engine.add("waiting", list(range(10, 17)), 1)
+    engine.run()
+    assert engine.scheduler.num_preemptions == 0
+    assert engine.tokens["running"] == expected([1, 2, 3], 3)
+    assert engine.tokens["waiting"] == expected(list(range(10, 17)), 1)
 
 
 def test_enable_prefill_fills_steps_with_prompts() -> None:
@@ -327,9 +342,14 @@ def test_stop_tokens_and_min_tokens() -> None:
     engine.add("eos", prompt, 12)
     engine.add("ignored", prompt, 12, ignore_eos=True)
     engine.add("stop", prompt, 12, stop_token_ids=(free[1],))
+    engine.add("enough", prompt, 12, min_tokens=3)
+    engine.add("too-few", prompt, 12, min_tokens=4, stop_token_ids=(free[4],))
     engine.run()
-    assert engine.tokens["eos"] == expected(prompt, 12, (eos,))
-    assert engine.reasons == {"eos": "stop", "ignored": "length", "stop": "stop"}
+    assert engine.tokens["eos"] == engine.tokens["enough"] == expected(prompt, 12, (eos,)) == free[:3]
+    assert engine.tokens["too-few"] == free[:5]
+    assert engine.tokens["stop"] == free[:2]
+    ended = {"eos": "stop", "ignored": "length", "stop": "stop", "enough": "stop", "too-few": "stop"}
+    assert engine.reasons == ended
     assert engine.tokens["ignored"] == free
 
 
