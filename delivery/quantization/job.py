@@ -13,7 +13,7 @@ from delivery.model import load_ends
 from delivery.quantization.driver import Driver
 from delivery.quantization.embedding import WithEmbedding, quantize_embedding
 from delivery.quantization.memory import gigabytes, peak_bytes, predict_peak_bytes
-from delivery.quantization.qat import Tuning, next_token_loss
+from delivery.quantization.qat import Tuning, check_enough, next_token_loss
 from delivery.quantization.session import Tail, quantize_layers
 from delivery.quantization.walk import start_stream
 from delivery.quantization.write import write_checkpoint
@@ -69,6 +69,8 @@ class Job:
         """
         source, config, device = self._seen(), self.config, self.device
         stream = start_stream(source, config, self.samples, device, self.dtype) if self.samples else None
+        if self.qat:  # told now, not behind the last layer
+            check_enough(len(stream.pieces) if stream is not None else 0)
         driver = Driver(
             source,
             config,

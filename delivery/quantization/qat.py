@@ -115,6 +115,17 @@ class Trainable:
         return torch.maximum(torch.minimum(rounded, high - self.shift), low - self.shift)
 
 
+def check_enough(pieces: int) -> None:
+    """Raises DataError `too-few-samples` where no piece would be left beside the one that judges."""
+    if pieces < 2:
+        raise DataError(
+            "too-few-samples",
+            "fine-tuning has too few samples",
+            why=f"expected at least two pieces of about a thousand tokens, got {pieces}",
+            hint="deliver calibrate --samples 64",
+        )
+
+
 def refine(
     config: ModelConfig,
     results: Sequence[BlockResult],
@@ -135,13 +146,7 @@ def refine(
     pairs = list(zip(stream.pieces, target.pieces, strict=True))
     kept_out = pairs[_KEPT_OUT - 1 :: _KEPT_OUT] or pairs[-1:]
     used = [p for p in pairs if all(p[0] is not k[0] for k in kept_out)]
-    if not used:
-        raise DataError(
-            "too-few-samples",
-            "fine-tuning has too few samples",
-            why=f"expected at least two pieces of about a thousand tokens, got {len(pairs)}",
-            hint="deliver calibrate --samples 64",
-        )
+    check_enough(len(pairs))
     layers: list[Trainable] = []
     blocks = [_trainable(w, r, dtype, layers) for w, r in zip(weights, results, strict=True)]
 

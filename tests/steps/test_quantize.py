@@ -393,6 +393,15 @@ def test_the_last_blocks_can_be_tuned(loss: str, model: Path, tmp_path: Path) ->
         quantize(tmp_path / "no", model, ctx.out, **settings, propagate=False)
 
 
+def test_too_few_samples_to_tune_on_are_told_before_the_first_layer(model: Path, tmp_path: Path) -> None:
+    calibrated = context(tmp_path, "cal", checkpoint=model)
+    Calibrate(checkpoint="m", corpus="legal", samples=2, sequence_length=64).run(calibrated)
+    ctx = context(tmp_path, "tuned", checkpoint=model, calibration=calibrated.out)
+    with pytest.raises(DataError, match="fine-tuning has too few samples"):
+        Quantize(scheme="rtn-w4a16", group_size="32", qat=1).run(ctx)
+    assert not any("layer" in note for note in ctx.notes)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
