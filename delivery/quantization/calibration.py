@@ -64,6 +64,13 @@ def read_calibration(directory: Path) -> Calibration:
     return Calibration(tuple(samples), report)
 
 
+def read_samples(directory: Path, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """The token ids alone, for a model of that vocabulary. Raises as the two others do."""
+    calibration = read_calibration(directory)
+    check_vocabulary(calibration, vocab_size)
+    return calibration.samples
+
+
 def check_vocabulary(calibration: Calibration, vocab_size: int) -> None:
     """Raises DataError `calibration-mismatch` when a token id is outside the model's vocabulary."""
     largest = max(max(s) for s in calibration.samples)

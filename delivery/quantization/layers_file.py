@@ -66,6 +66,12 @@ def write_layers(
     return LayersReport(rows, blocks, notes, bits)
 
 
+def read_layers(checkpoint: Path) -> list[dict[str, Any]]:
+    """The rows of a checkpoint's layers; [] where it has none."""
+    path = checkpoint / LAYERS
+    return list(json.loads(path.read_text("utf-8"))["layers"]) if path.is_file() else []
+
+
 def _bits_per_weight(rows: list[dict[str, Any]]) -> float:
     """Over all quantised weights, scales and zero points counted."""
     elements = sum(r["rows"] * r["columns"] for r in rows)

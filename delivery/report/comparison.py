@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from delivery.bench.measured import Measured, snapshot
+from delivery.bench.session import BUNDLED
 from delivery.gate.capacity import why_too_fast
 from delivery.gate.family import FamilyVerdict, compare_runs
 from delivery.gate.limits import judge as judge_limit
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delivery.artifact import Artifact
+    from delivery.device import DeviceFingerprint
     from delivery.gate.baseline import Snapshot
 
 MEASUREMENT = "compare.json"
@@ -279,6 +281,12 @@ class Judge:
         side, known = self.measured.candidate, reference or Reference((), {}, paired=False, origin={})
         drawn = latencies.charts_of(side, known.runs, known.memory, self.family)
         return drawn + latencies.trend(found.baseline if found else None, side, self.family)
+
+
+def place_ahead(model: str, device: DeviceFingerprint, workload: Mapping[str, Any]) -> Place:
+    """Where the baseline of our own engine is filed, before anything is measured."""
+    facts = {"device": asdict(device), "device_slug": device.slug, "workload": workload}
+    return place_of(model, {**facts, "sides": {"candidate": {"runtime": BUNDLED}}})
 
 
 def place_of(model: str, data: Mapping[str, Any]) -> Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delivery.errors import Undecided
 from delivery.gate import validity
 from delivery.gate.capacity import shown, why_too_fast
 from delivery.gate.metrics import definition
@@ -12,6 +13,7 @@ from delivery.report.comparison_parts import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from delivery.bench.measured import Measured, Side
     from delivery.gate.record import RequestRecord
@@ -53,6 +55,18 @@ def why_no_baseline(measured: Measured, rate: float | None, foreign_limit: float
     side = measured.candidate
     reason = why_worthless(measured, rate, foreign_limit) or validity.why_not_kept_up(side.runs)
     return reason or ("" if rate is None else why_too_fast(rate, side.capacity))
+
+
+def check_baseline(measured: Measured, rate: float | None, foreign_limit: float, path: Path) -> None:
+    """Raises Undecided `measurement-invalid` for the measurement in `path` where it cannot become a
+    baseline: everything would be held against it."""
+    if why := why_no_baseline(measured, rate, foreign_limit):
+        raise Undecided(
+            "measurement-invalid",
+            f"{path} cannot become a baseline",
+            why=why,
+            hint="deliver compare measures again",
+        )
 
 
 def _why_unfair_beside(rate: float | None, measured: Measured) -> str:

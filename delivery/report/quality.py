@@ -11,11 +11,19 @@ from delivery.gate.limits import bound_for, judge
 from delivery.gate.metrics import corpus_metric, definition
 from delivery.gate.outputs.garbling import garbled
 from delivery.gate.report import Finding, Metric, Verdict
-from delivery.report import charts, words
+from delivery.report import charts, compose, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from delivery.gate.lookup import Found
+
+LIMITS: Mapping[str, Any] = {
+    "perplexity_ratio": 1.15,
+    "kl_nats": 0.35,
+    "top1_agreement_ratio": 0.75,
+}
+"""What holds unless the pipeline's `gate: limits:` says otherwise."""
 _LARGEST_LOG = 700.0
 _SUMMED = ("tokens", "nll", "source_nll", "kl", "same_top1")
 
@@ -87,6 +95,18 @@ def findings(measured: Mapping[str, Any], judged: Sequence[Metric]) -> list[Find
         tokens = sums["early"]["tokens"] + sums["late"]["tokens"]
         out.append(Finding("info", f"{corpus}: {tokens:,} positions in {sums['windows']} windows"))
     return out
+
+
+def against_release(
+    found: Found | None, metrics: Sequence[Metric], drift: float
+) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
+    """Perplexities held against the last release's, where it is known: metrics, findings, and the baseline
+    as a report shows it. drift: largest ratio of a perplexity to the release's."""
+    if found is None or found.made_now:
+        return list(metrics), [], None
+    before = found.baseline.anchor or found.baseline.current
+    judged, findings = against(metrics, before.values, drift)
+    return judged, findings, compose.baseline_details(before)
 
 
 def against(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from delivery.artifact import Artifact, Kind, hash_files
 from delivery.bench.code import code_in_key
-from delivery.errors import Undecided, UsageError
+from delivery.errors import UsageError
 from delivery.steps.step import (
     Input,
     JudgeContext,
@@ -185,23 +185,14 @@ class Compare:
         The engine that became the baseline itself keeps the partner that it was measured with then, so
         that it is judged again without being measured again.
         """
-        from dataclasses import asdict
-
-        from delivery.bench.session import BUNDLED
         from delivery.device import fingerprint
         from delivery.gate.lookup import find
-        from delivery.report.comparison import place_of
+        from delivery.report.comparison import place_ahead
 
         if self.paired == "off" or self.runtime or self.results:
             return {}
-        device = fingerprint(ctx.device)
-        data = {
-            "device": asdict(device),
-            "device_slug": device.slug,
-            "workload": self._workload().to_json(),
-            "sides": {"candidate": {"runtime": BUNDLED}},
-        }
-        found = find(place_of(ctx.model, data), ctx.baselines, ctx.local_baselines)
+        place = place_ahead(ctx.model, fingerprint(ctx.device), self._workload().to_json())
+        found = find(place, ctx.baselines, ctx.local_baselines)
         if found is None:
             return {}
         partner = found.current.engine
@@ -304,17 +295,11 @@ class Compare:
         from delivery.report import compose
         from delivery.report.comparison import place_of
         from delivery.report.latencies import values_of
-        from delivery.report.load import why_no_baseline
+        from delivery.report.load import check_baseline
 
         data = json.loads(report.file(MEASUREMENT).read_text("utf-8"))
-        measured, rate = Measured.read(report.path, data), data.get("offered_rate")
-        if why := why_no_baseline(measured, rate, self.foreign_limit):
-            raise Undecided(
-                "measurement-invalid",
-                f"{report.path} cannot become a baseline",
-                why=why,
-                hint="deliver compare measures again",
-            )
+        measured = Measured.read(report.path, data)
+        check_baseline(measured, data.get("offered_rate"), self.foreign_limit, report.path)
         taken = snapshot(
             data,
             measured.candidate,

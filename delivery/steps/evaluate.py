@@ -17,17 +17,11 @@ if TYPE_CHECKING:
     from delivery.engine import LLM
     from delivery.gate.baseline import Snapshot
     from delivery.gate.lookup import Found, Place
-    from delivery.gate.report import Finding, Metric, Report
+    from delivery.gate.report import Report
 
 _MEASUREMENT = "evaluate.json"
 _BLOCK = 64
 _STEP_TOKENS = 512
-# What holds unless the pipeline's `gate: limits:` says otherwise.
-_LIMITS: Mapping[str, Any] = {
-    "perplexity_ratio": 1.15,
-    "kl_nats": 0.35,
-    "top1_agreement_ratio": 0.75,
-}
 _DRIFT = 1.08
 
 
@@ -152,6 +146,7 @@ class Evaluate:
         from delivery.checkpoint import Tokenizer
         from delivery.corpus import heldout_windows
         from delivery.engine import LLM
+        from delivery.quantization.layers_file import read_layers
 
         options: dict[str, Any] = {
             "device": ctx.device,
@@ -188,7 +183,7 @@ class Evaluate:
                 "texts": {side: list(map(tokenizer.decode, ids)) for side, ids in outputs.items()},
             },
             "tasks": tasks,
-            "layers": _layer_errors(ctx),
+            "layers": read_layers(ctx.input("checkpoint").path) if ctx.has("checkpoint") else [],
         }
         text = json.dumps(measured, indent=1, ensure_ascii=False)
         (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
@@ -222,11 +217,11 @@ class Evaluate:
         from delivery.report import compose, quality
 
         measured = json.loads(ctx.measurement.file(_MEASUREMENT).read_text("utf-8"))
-        limits = {**_LIMITS, **ctx.gate.get("limits", {})}
+        limits = {**quality.LIMITS, **ctx.gate.get("limits", {})}
         metrics = quality.metrics(measured, limits)
         findings = quality.findings(measured, metrics)
         found = self._release(ctx)
-        metrics, drifted, baseline = self._against(found, metrics)
+        metrics, drifted, baseline = quality.against_release(found, metrics, self.drift)
         findings += [*drifted, *quality.not_continued(ctx.gate.get("limits", {}), metrics)]
         findings += quality.unmatched(ctx.gate.get("limits", {}), metrics)
         verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
@@ -290,23 +285,3 @@ class Evaluate:
         return compose.optional_baseline(
             place, ctx.baselines, ctx.local_baselines, snapshot if recording else None
         )
-
-    def _against(
-        self, found: Found | None, metrics: list[Metric]
-    ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
-        """Perplexities held against the last release's."""
-        from delivery.report import compose, quality
-
-        if found is None or found.made_now:
-            return metrics, [], None
-        before = found.baseline.anchor or found.baseline.current
-        judged, findings = quality.against(metrics, before.values, self.drift)
-        return judged, findings, compose.baseline_details(before)
-
-
-def _layer_errors(ctx: StepContext) -> list[dict[str, Any]]:
-    """Errors per layer as quantize wrote them beside the weights."""
-    if not ctx.has("checkpoint"):
-        return []
-    path = ctx.input("checkpoint").file("layers.json")
-    return list(json.loads(path.read_text("utf-8"))["layers"]) if path.is_file() else []

@@ -171,6 +171,7 @@ class Quantize:
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
+        from delivery.quantization.calibration import read_samples
         from delivery.quantization.job import Job
         from delivery.quantization.layers_file import write_layers
         from delivery.quantization.memory import gigabytes
@@ -184,13 +185,19 @@ class Quantize:
             self._check_hardware()
         for note in plan.notes():
             ctx.finding("info", note)
+        samples: tuple[tuple[int, ...], ...] = ()
+        if ctx.has("calibration"):
+            samples = read_samples(ctx.input("calibration").path, config.vocab_size)
+            of = ctx.input("calibration").manifest.inputs.get("checkpoint")
+            if isinstance(of, str) and of != ctx.input("checkpoint").digest:
+                ctx.finding("warning", f"the calibration was rendered for another checkpoint, {of[:12]}")
         job = Job(
             source=checkpoint,
             config=config,
             plan=plan,
             options=wishes.options,
             form=form,
-            samples=self._samples(ctx, config),
+            samples=samples,
             device=ctx.device,
             dtype=running_dtype(self.dtype, config.dtype, ctx.device),
             propagate=self.propagate,
@@ -283,23 +290,6 @@ class Quantize:
         )
         recipe, skip = parse_recipe(self.recipe), parse_patterns(self.skip)
         return Wishes(self.scheme, options, recipe, skip, self.tensor_parallel)
-
-    @staticmethod
-    def _samples(ctx: StepContext, config: ModelConfig) -> tuple[tuple[int, ...], ...]:
-        """The calibration's token ids; () for a scheme that needs none and was given none."""
-        from delivery.quantization.calibration import check_vocabulary, read_calibration
-
-        if not ctx.has("calibration"):
-            return ()
-        calibration = read_calibration(ctx.input("calibration").path)
-        check_vocabulary(calibration, config.vocab_size)
-        rendered_for = ctx.input("calibration").manifest.inputs.get("checkpoint")
-        if isinstance(rendered_for, str) and rendered_for != ctx.input("checkpoint").digest:
-            other = rendered_for[:12]
-            ctx.finding(
-                "warning", f"the calibration was rendered for another checkpoint, {other}; it is used"
-            )
-        return calibration.samples
 
     def _fingerprint(self) -> dict[str, Any]:
         return {"version": self.version} | {
