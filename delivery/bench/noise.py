@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from delivery.bench.paired import measure_alone
-from delivery.bench.plan import engine_options, offered_rate
+from delivery.bench.plan import check_lengths, engine_options, offered_rate
 from delivery.bench.session import worker_session
 from delivery.bench.workload import load_workload
 from delivery.device import resolve_device
@@ -33,11 +33,19 @@ def measure_noise(
 ) -> dict[str, dict[str, Any]]:
     """Metric → value_ms, spread, minimum_effect (shares of 1) and noisy, over `runs` runs.
 
-    Raises Undecided `measurement-invalid` for an open loop that asks over half of what the engine sustains.
+    Raises UsageError `request-too-long` for a workload that the engine cannot hold; Undecided
+    `measurement-invalid` for requests that failed, and for an open loop that asks over half of what the
+    engine sustains.
     """
     load = load_workload(workload)
     with worker_session(engine, resolve_device(device), engine_options(load)) as session:
+        if (most := session.settings.get("max_model_len")) is not None:
+            check_lengths(load, "the engine holds", most)
         made = measure_alone(session, load, runs, _Quiet())
+    requests = [request for run in made.candidate.runs for request in run]
+    if failed := [request for request in requests if request.error is not None]:
+        what = f"{len(failed)} of {len(requests)} requests failed"
+        raise Undecided("measurement-invalid", what, why=f"first: {failed[0].error}")
     rate = offered_rate(load)
     if rate is not None and (why := why_too_fast(rate, made.candidate.capacity)):
         raise Undecided("measurement-invalid", "the noise of a queue is not the noise of the engine", why=why)

@@ -11,20 +11,27 @@ from test_paired import Machine
 from delivery.artifact import Artifact, Kind, Manifest
 from delivery.bench import noise
 from delivery.cli._group import commands
-from delivery.errors import Undecided
+from delivery.errors import Undecided, UsageError
+from delivery.gate.record import RequestRecord
 
 
 @pytest.fixture
 def deliver(monkeypatch, tmp_path):
     """Exit output of `deliver baseline noise`, with an engine whose runs take turns at `slower`."""
 
-    def call(*arguments, slower=(1.0,)):
+    def call(*arguments, slower=(1.0,), broken=None, settings=None):
         log = []
 
         @contextmanager
         def session(path, device, options):
             assert options["cache_max_entry_count"] > 0
-            yield Machine("a", log, slower=slower)
+            machine = Machine("a", log, slower=slower)
+            machine.settings = settings or {}
+            if broken:
+                run = machine.run
+                failing = RequestRecord("r0", 0.0, 0.0, None, None, 4, 0, error=broken)
+                machine.run = lambda *asked: ([failing, *run(*asked)[0][1:]], run(*asked)[1])
+            yield machine
 
         monkeypatch.setattr(noise, "worker_session", session)
         found = Artifact(Path(tmp_path), Manifest(Kind.ENGINE, "build", 1))
@@ -65,3 +72,10 @@ def test_the_noise_of_a_queue_is_not_measured(deliver, tmp_path):
     with pytest.raises(Undecided, match="the noise of a queue") as caught:
         deliver("--workload", str(path))
     assert "send at most 20" in caught.value.render()
+
+
+def test_requests_that_the_engine_refuses_are_no_noise(deliver):
+    with pytest.raises(UsageError, match=r"workload fixed cannot fit\n  why:  1024 .* the engine holds 256"):
+        deliver("--workload", "fixed", settings={"max_model_len": 256})
+    with pytest.raises(Undecided, match=r"5 of 650 requests failed\n  why:  first: it burns"):
+        deliver("--runs", "5", broken="it burns")
