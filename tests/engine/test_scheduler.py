@@ -243,12 +243,12 @@ def test_long_prompts_come_in_pieces() -> None:
 
 def test_a_prompt_leaves_running_requests_the_blocks_of_their_next_step() -> None:
     engine = Engine(num_blocks=3, block_size=4)
-    engine.add("running", [1, 2, 3], 3)
-    engine.step()  # with the sampled token its block is full
+    engine.add("running", [1, 2, 3, 4], 3)
+    engine.step()  # its block is full, and a token was sampled
     engine.add("waiting", list(range(10, 17)), 1)
     engine.run()
     assert engine.scheduler.num_preemptions == 0
-    assert engine.tokens["running"] == expected([1, 2, 3], 3)
+    assert engine.tokens["running"] == expected([1, 2, 3, 4], 3)
     assert engine.tokens["waiting"] == expected(list(range(10, 17)), 1)
 
 
@@ -351,6 +351,19 @@ def test_stop_tokens_and_min_tokens() -> None:
     ended = {"eos": "stop", "ignored": "length", "stop": "stop", "enough": "stop", "too-few": "stop"}
     assert engine.reasons == ended
     assert engine.tokens["ignored"] == free
+
+
+def test_after_a_step_that_failed_no_prefix_is_shared_and_what_waits_stays() -> None:
+    engine = Engine(max_num_seqs=1)
+    lost = engine.add("lost", list(range(13)), 4)
+    waits = engine.add("waits", list(range(13)), 2)
+    engine.step()
+    engine.scheduler.drop_work()
+    engine.flying.clear()
+    assert (lost.status, lost.finish_reason) == (Status.FINISHED, "abort")
+    engine.run()
+    assert waits.num_cached_tokens == 0  # nobody knows what the blocks of the failed step hold
+    assert engine.tokens["waits"] == expected(list(range(13)), 2)
 
 
 def test_finish_from_outside_ends_a_request() -> None:
