@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from delivery.gate import compare_latency
-from delivery.gate.bootstrap import ratio_draws
-from delivery.gate.looks import ERROR, LOOKS, looks
+from delivery.gate.bootstrap import RatioDraws, ratio_draws
+from delivery.gate.latency import LIMIT, Limits, judge
+from delivery.gate.looks import ERROR, LOOKS, ONLY, looks
 from delivery.gate.report import Verdict
 
 
@@ -58,6 +59,16 @@ def test_a_wide_interval_is_inconclusive_and_never_a_pass():
     assert verdict.status == "inconclusive"
     assert not verdict.undecided
     assert verdict.half_width > 0.10
+
+
+@pytest.mark.parametrize(("half_width", "status"), [(0.099, "pass"), (0.101, "inconclusive")])
+def test_an_interval_over_the_limit_decides_only_up_to_ten_percent(half_width, status):
+    spread = np.log1p(half_width) / 0.9  # of even draws, of which 90 % are the interval
+    draws = RatioDraws(np.log(1.10), np.log(1.10) + np.linspace(-spread, spread, 2001), 20.0, 22.0)
+    verdict = judge(draws, Limits(), ONLY, ONLY.error, runs=5)
+    assert verdict.half_width == pytest.approx(half_width, rel=1e-3)
+    assert verdict.interval[1] > LIMIT
+    assert verdict.status == status
 
 
 def test_sharing_prompts_cancels_what_is_common():
