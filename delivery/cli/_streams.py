@@ -10,7 +10,8 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def open_streams() -> None:
-    """A stream that is closed goes nowhere; one that cannot write a character writes its number.
+    """A stream that is closed goes nowhere; one that cannot write a character writes its number; what is no
+    text in its encoding is read as U+FFFD.
 
     Left closed, its number would be that of the next file that is opened, which would get what is meant for
     the stream, here or in a child process.
@@ -20,6 +21,8 @@ def open_streams() -> None:
             mode = "r" if number == 0 else "w"
             stream = os.fdopen(_nowhere(number), mode, encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     for written in (sys.stdout, sys.stderr):
         if isinstance(written, io.TextIOWrapper) and written.errors == "strict":
             written.reconfigure(errors="backslashreplace")

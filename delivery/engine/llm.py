@@ -100,7 +100,8 @@ class LLM:
             if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
                 raise _refused("a message", message, _MESSAGES)
         tokenizer = self._tokenizer("a conversation was given")
-        return self._complete([tokenizer.encode_chat(talk) for talk in talks], sampling)
+        texts = [_whole(tokenizer.apply_chat_template(talk)) for talk in talks]
+        return self._complete([tokenizer.encode(t, add_special_tokens=False) for t in texts], sampling)
 
     def _complete(
         self, prompts: list[list[int]], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -157,7 +158,7 @@ class LLM:
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt as the model tokenises it, start token included where it adds one."""
         if isinstance(prompt, str):
-            return self._tokenizer("a prompt was given as text").encode(prompt)
+            return self._tokenizer("a prompt was given as text").encode(_whole(prompt))
         try:
             if isinstance(prompt, bytes | Mapping) or any(isinstance(token, bool) for token in prompt):
                 raise TypeError
@@ -218,6 +219,17 @@ def _in_python(error: UsageError) -> UsageError:
     error.hint = re.sub(r"--max-session-len (\d+)", r"max_model_len=\1", error.hint)
     error.hint = error.hint.replace("--max-session-len", "max_model_len")
     return error
+
+
+def _whole(text: str) -> str:
+    """The text, if it is one. Raises UsageError `request-invalid`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        why = f"character {error.start} is half of a surrogate pair, as bytes that are no UTF-8 are read"
+        hint = 'open(..., encoding="utf-8", errors="replace")'
+        raise UsageError("request-invalid", "a prompt is no valid text", why=why, hint=hint) from error
+    return text
 
 
 def _several(given: Any, name: str, expected: str) -> list[Any]:

@@ -71,3 +71,17 @@ def test_an_encoding_without_a_character_still_gets_an_answer(tmp_path: Path) ->
     assert "m\\xf6del \\u6a21" in shown.stderr
     told = shell("deliver inspect m* --json", tmp_path, PYTHONIOENCODING="ascii")
     assert "m\u00f6del \u6a21" in json.dumps(json.loads(told.stdout), ensure_ascii=False)
+
+
+def test_what_is_no_text_is_read_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("""
+from delivery.cli._streams import open_streams
+open_streams()
+print(input().encode("utf-8"))
+""")
+    done = shell(
+        f"printf '\\377 hi\\n' | {sys.executable} program.py",
+        tmp_path,
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
+    assert done.stdout == "b'\\xef\\xbf\\xbd hi'\n", done.stderr

@@ -185,6 +185,16 @@ def test_messages_that_are_none_are_refused(llm: LLM, messages: Any) -> None:
         llm.chat(messages)
 
 
+def test_halves_of_surrogate_pairs_are_refused(llm: LLM) -> None:
+    for wrong in (
+        lambda: llm.generate("a\ud800"),
+        lambda: llm.score(["a\ud800"]),
+        lambda: llm.chat([{"role": "user", "content": "\udcff"}]),
+    ):
+        with pytest.raises(UsageError, match=r"no valid text\n  why:  character \d+ is half of a surrogate"):
+            wrong()
+
+
 @pytest.mark.parametrize(("path", "device"), [(5, "cpu"), (None, "cpu"), ("m", 5), ("m", None)])
 def test_places_of_the_wrong_kind_are_refused(path: Any, device: Any) -> None:
     with pytest.raises(UsageError, match=r"(path|device) is (5|None)\n  why:  expected the directory"):
