@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delivery.cli._session import device_option, pass_session, read_key, workdir_option
+from delivery.errors import UsageError
 from delivery.pipeline.refs import resolve
 
 if TYPE_CHECKING:
@@ -95,10 +96,16 @@ def _converse(answer: Callable[[Messages], Iterator[str]], start: Messages) -> N
             continue
         messages.append({"role": "user", "content": line})
         pieces = []
-        for piece in answer(messages):
-            pieces.append(piece)
-            click.echo(piece, nl=False)
-            sys.stdout.flush()
+        try:
+            for piece in answer(messages):
+                pieces.append(piece)
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+        except UsageError as error:
+            if error.code == "request-too-long":
+                error.what = "the conversation has become too long"
+                error.hint = "/reset forgets it; or a smaller --max-tokens"
+            raise
         click.echo()
         messages.append({"role": "assistant", "content": "".join(pieces)})
 
