@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -45,8 +46,17 @@ def test_what_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [
         json.dumps(described((layer, 5, n, k, Choice(name)), torch.float32)) for name in ("hopper", "cpu")
     ]
+    ran = []
+
+    def run_layer(layer: Any, x: Any, choice: Choice) -> None:
+        runs(layer, x, choice)
+        ran.append(choice.backend)
+
+    runs = compile_ahead.run_layer
+    monkeypatch.setattr(compile_ahead, "run_layer", run_layer)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(tasks)))
     main("cpu")
+    assert ran == ["cpu"]
 
 
 def test_each_kernel_once() -> None:

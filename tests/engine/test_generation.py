@@ -153,5 +153,5 @@ def test_a_plan_that_cannot_fit_shows_the_arithmetic(tiny_checkpoint: Path) -> N
 
 
 def test_a_path_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=r"is not a checkpoint[\s\S]*no config\.json"):
         LLM(tmp_path)

@@ -37,6 +37,7 @@ def check(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_manifests_are_valid(options: list[str], make_spec: MakeSpec, helm: Helm, tmp_path: Path) -> None:
     documents = render(helm, write_chart(make_spec(), tmp_path), *options)
+    assert "Deployment" in {document["kind"] for document in documents}
     for document in documents:
         check(document)
 

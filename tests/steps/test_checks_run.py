@@ -298,7 +298,7 @@ def test_an_engine_that_cannot_be_loaded_says_so_through_its_process(tmp_path):
     from delivery.bench.worker import EngineWorker
 
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=r"config\.json does not say what the model is"):
         EngineWorker(tmp_path, "cpu")
 
 
