@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## the whole chain on the embedded model, to a packaged release
 	$(BIN)/deliver run pipelines/default.yaml
 
-test: $(READY)  ## the fast suite
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+test: $(READY)  ## the fast suite, a process for each core, at most four
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n logical --maxprocesses 4 --dist worksteal
 
 test-slow: $(READY)  ## everything else
 	$(BIN)/python -m pytest -m 'slow and not gpu'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import shutil
@@ -38,13 +39,16 @@ def _lacking(what: str, why: str) -> None:
 
 
 def _fetched(path: Path, make: Callable[[Path], None]) -> Path:
-    """`path`, made by `make` beside it and renamed, so that two test runs do not meet half a file."""
+    """`path`, made by `make` unless it is there; by one process at a time, as apt takes no second caller."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        make(beside)
-        beside.chmod(0o755)
-        os.replace(beside, path)
+        with (path.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                beside = path.with_name(f".{path.name}.{os.getpid()}")
+                make(beside)
+                beside.chmod(0o755)
+                os.replace(beside, path)  # whole or not at all, also after a kill
     return path
 
 
