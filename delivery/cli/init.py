@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 _PIPELINE = "pipelines/default.yaml"
 _SUITES = "smoke"
-# What is true of the demo's model alone.
-_DEMO_ONLY = re.compile(r"^    (smoke_perplexity): [0-9.]+$", re.MULTILINE)
+# For a model of your own: the sample counts of a real release.
+_OWN = "pipelines/thorough.yaml"
+# The pipeline's first line names it, for editors that complete and check.
+_SCHEMA = "pipelines/pipeline.schema.json"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _CI = ("gitlab", "github")
 
@@ -72,11 +74,10 @@ def _files(session: Session, model: str, systems: tuple[str, ...]) -> Mapping[st
     from delivery.pipeline.spec import load_pipeline
     from delivery.resources import resource
 
-    pipeline = resource(_PIPELINE).read_text("utf-8")
+    pipeline = resource(_PIPELINE if model == "demo" else _OWN).read_text("utf-8")
     pipeline = pipeline.replace("\nmodel: demo\n", f"\nmodel: {_yaml(model)}\n", 1)
-    if model != "demo":
-        pipeline = _DEMO_ONLY.sub(r"    # \1: set it a little above what the first run measures", pipeline)
-    out = {_PIPELINE: pipeline}
+    pipeline = pipeline.replace(f"{_OWN} --model ORG/MODEL", _PIPELINE)
+    out = {_PIPELINE: pipeline, _SCHEMA: resource(_SCHEMA).read_text("utf-8")}
     suites = resource(_SUITES)
     for suite in sorted(p for p in suites.iterdir() if p.suffix in (".yaml", ".yml", ".json", ".jsonl")):
         out[f"{_SUITES}/{suite.name}"] = suite.read_text("utf-8")

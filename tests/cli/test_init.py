@@ -14,6 +14,9 @@ def test_it_writes_a_pipeline_that_loads(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["init", str(tmp_path), "--model", "org/a model"]) == 0
     pipeline = load_pipeline(tmp_path / "pipelines" / "default.yaml")
     assert pipeline.model == "org/a model"
+    assert pipeline.stages[1].params["samples"] == 128
+    assert (tmp_path / "pipelines" / "pipeline.schema.json").is_file()
+    assert "thorough" not in (tmp_path / "pipelines" / "default.yaml").read_text("utf-8")
     # An absolute perplexity is one model's own.
     assert "smoke_perplexity" not in pipeline.gate["limits"]
     assert "smoke_perplexity" in load_pipeline(Path("pipelines/default.yaml")).gate["limits"]
