@@ -127,7 +127,7 @@ def test_a_refusal_is_told_without_the_token(review, here, capsys, status):
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        ({}, "no job of GitLab or GitHub"),
+        ({}, "not a GitLab or GitHub job"),
         ({"GITLAB_CI": "true", "DELIVER_COMMENT_TOKEN": "x"}, "no merge request"),
         ({"GITHUB_ACTIONS": "true", "GITHUB_REF": "refs/heads/main"}, "no merge request"),
         ({"GITLAB_CI": "true", "CI_MERGE_REQUEST_IID": "7", "DELIVER_COMMENT_TOKEN": " "}, "is not set"),
