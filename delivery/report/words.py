@@ -18,6 +18,7 @@ HEADINGS = {
     "bootstrapped": "Passed, with a baseline made from this very measurement",
     "waived": "Failed, and waived",
 }
+_COUNTED = ("outputs", "prompts", "tokens", "turns")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -40,6 +41,8 @@ def amount(value: float, unit: str) -> str:
             value /= 1024
     if unit == "ratio":
         return f"{number(value * 100)} %"
+    if value == 1 and unit in _COUNTED:
+        unit = unit.removesuffix("s")
     return f"{number(value)} {unit}".rstrip()
 
 

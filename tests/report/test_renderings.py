@@ -173,6 +173,8 @@ def test_amounts_carry_their_unit():
     assert amount(100 * 2**20, "bytes") == "100 MiB"
     assert amount(0.987, "ratio") == "98.7 %"
     assert amount(3.0, "ms") == "3 ms"
+    assert amount(1.0, "prompts") == "1 prompt"
+    assert amount(1.0, "ms") == "1 ms"
 
 
 @pytest.mark.parametrize(("low", "high", "first"), [(0, 10, 0), (3.3, 3.9, 3.4), (0, 0.001, 0), (-5, 5, -4)])
