@@ -46,7 +46,7 @@ def rule(n: int, k_steps: int, rows: int, device: torch.device, *, four_bit: boo
 
     Few rows: narrow tiles, K split until the programs that run at once are all in use. Many rows: the
     largest accumulator that the registers hold, unless that leaves multiprocessors idle. The numbers are
-    what the shapes of an 8B model preferred on an H200 (docs/performance.md).
+    what the shapes of an 8B model preferred on an H200 (docs/performance/linear.md).
     """
     sms = multiprocessors(device)
     if rows <= 16:

@@ -180,7 +180,7 @@ class PrefillConfig:
 def prefill_config(
     layout: str, head_dim: int, page: int, bulk_copies: bool, shared_bytes: int
 ) -> PrefillConfig:
-    """What measured best on an H200; see docs/performance.md."""
+    """What measured best on an H200; see docs/performance/attention.md."""
     if head_dim > 128:
         return PrefillConfig(64, 32, 2, 4)
     if shared_bytes < 160 << 10:
