@@ -109,6 +109,39 @@ def test_a_damaged_object_is_not_handed_on(store):
     assert store.damage(b) is None
 
 
+def spoil(path):
+    path.unlink()
+    path.write_bytes(b"evil")
+
+
+def test_equal_work_takes_the_place_of_a_damaged_artifact(store):
+    a = commit(store, {"x": b"good"})
+    spoil(a.file("x"))
+    again = commit(store, {"x": b"good"})
+    assert again.path == a.path
+    assert again.file("x").read_bytes() == b"good"
+    assert store.find(a.digest) == again
+
+
+def test_a_folder_with_the_name_of_another_artifact_is_none(store):
+    a = commit(store, {"x": b"1"})
+    wrong = store.path_of("0" * 64)
+    shutil.copytree(a.path, wrong)
+    assert store.find(wrong.name) is None
+    assert store.unreadable() == [wrong]
+    assert list(store.artifacts()) == [a]
+
+
+def test_damaged_objects_go_with_their_artifact(store):
+    a = commit(store, {"x": b"good", "y": b"sound"})
+    damaged, sound = (store.object_path(ref.sha256) for ref in a.manifest.files)
+    spoil(damaged)
+    store.discard(a)
+    assert not a.path.exists()
+    assert not damaged.exists()
+    assert sound.read_bytes() == b"sound"
+
+
 def test_keys_point_to_artifacts(store):
     assert store.cached("k") is None
     a = commit(store, {"x": b"1"})
