@@ -35,12 +35,12 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
     given = sys.argv[1:] if args is None else list(args)
     open_streams()
     session = Session(steps=CATALOG if steps is None else steps)
-    # Read here, not by click: the options themselves may be what is wrong.
+    # Read here, not by click: the options themselves may be invalid.
     session.answered = "--json" not in given
     if "run" in given[:1] and "--plan" not in given:
         session.keep({"steps": [], "release": None})
     try:
-        # SIGTERM is a polite end too: temporary folders are removed on the way out.
+        # SIGTERM ends the run cleanly too: temporary folders are removed.
         with interruptible(signal.SIGINT), interruptible(signal.SIGTERM):
             result = commands.main(
                 args=given,
@@ -64,7 +64,7 @@ def main(args: Sequence[str] | None = None, *, steps: Mapping[str, type[Any]] | 
             quiet_end()
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout (`| head`) has gone; there is nobody left to tell.
+        # The reader of stdout (`| head`) has closed it; there is nowhere to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -81,7 +81,7 @@ def _show(error: DeliverError, session: Session) -> int:
 
 
 def _answer(session: Session, code: str, what: str, why: str, hint: str = "") -> None:
-    """The error as the one JSON object of `--json`, where none is out yet."""
+    """Print the error as the one JSON object of `--json`, unless one has been printed."""
     if not session.answered:
         error = {"code": code, "what": what, "why": why, "hint": hint}
         session.answer({"passed": False, **session.answer_so_far, "error": error})
@@ -91,13 +91,13 @@ def _usage(error: click.ClickException, args: Sequence[str]) -> UsageError:
     """A click error in our own shape; `Did you mean` stays in its message."""
     ctx = getattr(error, "ctx", None)
     what = " ".join(error.format_message().split()).rstrip(".")
-    # An option without its argument is told without a context.
+    # For an option without its argument click gives no context.
     named = ctx.command_path if ctx else " ".join(["deliver", *args[:1]])
     return UsageError("usage", what, hint=f"{named} --help")
 
 
 def _bug(error: Exception, session: Session) -> int:
-    """Report an unexpected error shortly; the traceback goes to a log (or to stderr with --debug)."""
+    """Report an unexpected error briefly; the traceback goes to a log (or to stderr with --debug)."""
     where = ""
     if session.debug:
         traceback.print_exc()
@@ -112,7 +112,7 @@ def _bug(error: Exception, session: Session) -> int:
 
 
 def _logs(workdir: Path) -> Path:
-    """Where a crash is written down: a workdir that is there, else the user's own folder for such things."""
+    """Where crash logs go: the workdir if it exists, else the user's state folder."""
     if workdir.is_dir():
         return workdir / "logs"
     state = os.environ.get("XDG_STATE_HOME", "")

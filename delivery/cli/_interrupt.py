@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM that are not lost: one that comes at a bad moment comes again a little later.
+"""Ctrl-C and SIGTERM are never lost: a signal that arrives at a bad moment is sent again shortly after.
 
-Large packages catch everything while they load. A KeyboardInterrupt in there is swallowed, and the command
-goes on, or leaves half a module behind that fails later as if it were a bug: it waits until the import is
-over. In a destructor Python itself swallows it, with a traceback on stderr: it is sent again.
+Some large packages catch every exception while they are imported. A KeyboardInterrupt raised there would be
+swallowed, or would leave a half-initialised module that fails later as if it were a bug; so it is deferred
+until the import is over. In a destructor Python itself swallows it, with a traceback on stderr: it is resent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A signal handler: raises KeyboardInterrupt, now or when the import that it came into is over."""
+    """A signal handler: raises KeyboardInterrupt now, or after the import that is in progress."""
     if not _importing(frame):
         raise KeyboardInterrupt
     _again(number)
@@ -37,10 +37,10 @@ def _again(number: int) -> None:
 
 @contextmanager
 def interruptible(number: int = signal.SIGINT) -> Iterator[None]:
-    """Inside, the signal interrupts by `interrupt`.
+    """Handle the signal with `interrupt` inside the context.
 
-    Does nothing outside the main thread, and where the caller has it ignored, as shells have Ctrl-C for what
-    they run in the background.
+    Does nothing outside the main thread, or when the caller ignores the signal (as shells ignore Ctrl-C for
+    background processes).
     """
     ignored = signal.getsignal(number) is signal.SIG_IGN
     if ignored or threading.current_thread() is not threading.main_thread():
@@ -63,7 +63,7 @@ def interruptible(number: int = signal.SIGINT) -> Iterator[None]:
 
 
 def quiet_end() -> None:
-    """On the way out after an interruption: objects that it left half made have nothing to say."""
+    """Silence errors from the destructors of half-made objects while exiting after an interruption."""
     sys.unraisablehook = lambda _: None
 
 

@@ -1,4 +1,4 @@
-"""What one invocation of `deliver` knows: its workdir, whether to debug, which steps there are."""
+"""The state of one `deliver` invocation: its workdir, the debug flag and the available steps."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Session:
     debug: bool = False
     steps: Mapping[str, type[Any]] = field(default_factory=lambda: CATALOG)
     answered: bool = False
-    """Whether the one JSON object of `--json` is out; an error that comes later is no second one."""
+    """Whether the one JSON object of `--json` has been printed; a later error does not print a second."""
 
     answer_so_far: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that the command's JSON always has, as they are if it breaks off now."""
+    """Keys that the command's JSON always has, with the values they have if the command fails now."""
 
     def keep(self, value: Mapping[str, Any]) -> None:
-        """Remember what an answer would hold if the command broke off here."""
+        """Remember what the JSON would contain if the command failed here."""
         self.answer_so_far = {**self.answer_so_far, **value}
 
     def answer(self, value: Any) -> None:
         """Print the one JSON object of `--json`."""
         self.answered = True
-        # JSON has a spelling of its own for what a stream's encoding has not.
+        # JSON can escape characters that the stream's encoding lacks.
         narrow = "utf" not in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
         click.echo(json.dumps(value, ensure_ascii=narrow))
 
@@ -59,7 +59,7 @@ class Session:
 
 @contextmanager
 def stdout_kept(for_answer: bool) -> Iterator[None]:
-    """With `for_answer`, what libraries and child processes write to stdout meanwhile goes to stderr."""
+    """With `for_answer`, redirect to stderr what libraries and child processes write to stdout."""
     if not for_answer:
         yield
         return
@@ -104,12 +104,12 @@ def device_option(function: Callable[..., Any]) -> Callable[..., Any]:
         default="auto",
         show_default=True,
         type=click.Choice(DEVICES),
-        help="Where to compute; auto: the GPU where there is one.",
+        help="Device to compute on; auto: the GPU if there is one.",
     )(function)
 
 
 def read_key(path: Path) -> str:
-    """The key in a file of one: a line `key`, or `name:key` as `serve` takes it.
+    """Read a key from a file with a line `key`, or `name:key` as `serve` takes it.
 
     Raises UsageError `api-keys-unreadable`.
     """
@@ -119,13 +119,13 @@ def read_key(path: Path) -> str:
         raise UsageError("api-keys-unreadable", f"cannot read the key in {path}", why=str(error)) from error
     keys = [line.rpartition(":")[2] for line in lines if line]
     if not keys:
-        raise UsageError("api-keys-unreadable", f"{path} holds no key", why="expected a line with one")
+        raise UsageError("api-keys-unreadable", f"{path} contains no key", why="expected a line with one")
     return keys[0]
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`: the command gets `as_json: bool` and prints exactly one JSON object on stdout.
 
-    An error becomes that object at the edge, unless the command has answered before.
+    An error is printed as that object, unless the command has already printed one.
     """
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)

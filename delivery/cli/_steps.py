@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _GATE_PIPELINE = "pipelines/default.yaml"
 _REF = "REF is a path, a tag, or the beginning of an artifact's digest (`deliver ls`)."
-_SEVERAL = " Several: with commas, or given again."
+_SEVERAL = " Separate several with commas, or repeat the option."
 
 
 def step_command(step: type[Any]) -> click.Command:
@@ -44,9 +44,9 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
     names = {field.name for field in fields_of(step)}
     options: list[Callable[[Any], Any]] = [
         click.option(
-            "--out", "out__", metavar="DIR", help="Put the artifact into DIR as well: a new or empty folder."
+            "--out", "out__", metavar="DIR", help="Also write the artifact to DIR, a new or empty folder."
         ),
-        click.option("--force", "force__", is_flag=True, help="Do the work even if its result is cached."),
+        click.option("--force", "force__", is_flag=True, help="Run the step even if its result is cached."),
         json_option,
         workdir_option,
     ]
@@ -62,7 +62,7 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
                 show_default=True,
                 metavar="N",
                 hidden=not step.seed_matters,
-                help="Seed of everything random, a whole number.",
+                help="Random seed, a whole number.",
             )
         )
     if is_check(step):
@@ -80,7 +80,7 @@ def _shared(command: click.Command, step: type[Any]) -> click.Command:
 
 
 def _device_option(*, hidden: bool) -> Callable[[Any], Any]:
-    """`--device`; a step that computes on none takes it too, so that one line of options fits all steps."""
+    """`--device`; steps that compute on no device accept it too, so that all steps take the same options."""
     return click.option(
         "--device",
         "device__",
@@ -88,7 +88,7 @@ def _device_option(*, hidden: bool) -> Callable[[Any], Any]:
         show_default=True,
         metavar="|".join(DEVICES),
         hidden=hidden,
-        help="Where to compute; auto: the GPU where there is one.",
+        help="Device to compute on; auto: the GPU if there is one.",
     )
 
 
@@ -98,20 +98,20 @@ def _option(step: type[Any], field: Field) -> click.Option:
         many = field.metadata["many"]
         kind = field.metadata["kind"]
         required = not field.metadata["optional"] and not many
-        told = field.metadata["help"] or f"{kind}.".capitalize()
-        told += " Given again for each." if many else ""
-        return click.Option(names, metavar="REF", multiple=many, required=required, help=told)
+        help_text = field.metadata["help"] or f"{kind}.".capitalize()
+        help_text += " Repeat for several." if many else ""
+        return click.Option(names, metavar="REF", multiple=many, required=required, help=help_text)
     hint = type_of(step, field.name)
-    told = field.metadata["help"]
+    help_text = field.metadata["help"]
     if is_flag(hint):
         both = f"{names[0]}/--no-{names[0].removeprefix('--')}"
-        return click.Option([both, field.name], default=None, help=f"{told}{_default(field)}")
+        return click.Option([both, field.name], default=None, help=f"{help_text}{_default(field)}")
     return click.Option(
         names,
         metavar=_metavar(step, field, hint),
         multiple=is_list(hint),
         default=None,
-        help=f"{told}{_SEVERAL if is_list(hint) else ''}{_default(field)}",
+        help=f"{help_text}{_SEVERAL if is_list(hint) else ''}{_default(field)}",
         shell_complete=_complete(field),
     )
 
@@ -154,9 +154,9 @@ def _callback(step: type[Any]) -> Any:
         with stdout_kept(for_answer=shared["json__"]):
             result = _run(instance, session, shared)
         if shared["json__"]:
-            told = {} if result.error is None else {"error": result.error.to_json()}
+            error = {} if result.error is None else {"error": result.error.to_json()}
             path = shared["out__"] or str(result.artifact.path)
-            session.answer({**result.to_json(), "path": path, **told})
+            session.answer({**result.to_json(), "path": path, **error})
         if result.error is not None:
             raise result.error
 
@@ -220,7 +220,7 @@ def _run(instance: Any, session: Session, shared: dict[str, Any]) -> StageResult
 
 
 def _gate(pipeline: str | None) -> dict[str, Json]:
-    """The `gate` section that a check alone is judged by."""
+    """The `gate` section that judges a check run on its own."""
     from delivery.pipeline.file import Gate
     from delivery.pipeline.spec import gate_json, read_gate
     from delivery.resources import resource

@@ -10,11 +10,10 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def open_streams() -> None:
-    """A stream that is closed goes nowhere; one that cannot write a character writes its number; what is no
-    text in its encoding is read as U+FFFD.
+    """Open closed streams on /dev/null, escape characters that cannot be written, read bad bytes as U+FFFD.
 
-    Left closed, its number would be that of the next file that is opened, which would get what is meant for
-    the stream, here or in a child process.
+    If a stream stayed closed, the next file to be opened would get its descriptor and receive what is meant
+    for the stream, here or in a child process.
     """
     for number, name in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -29,7 +28,7 @@ def open_streams() -> None:
 
 
 def _nowhere(number: int) -> int:
-    """A descriptor of /dev/null: `number` itself, unless something has that by now."""
+    """A descriptor of /dev/null: `number` itself, unless it is already in use."""
     opened = os.open(os.devnull, os.O_RDWR)
     if opened == number:
         os.set_inheritable(number, True)

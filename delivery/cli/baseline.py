@@ -1,4 +1,4 @@
-"""Show, change and judge the baselines that `compare` holds engines against."""
+"""Show, update and assess the baselines that `compare` measures engines against."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WITH_IT = ("smoke", "evaluate")
 
 @click.group()
 def command() -> None:
-    """Baselines: one file per model, device and workload, changed only here and with a reason."""
+    """Manage baselines: one file per model, device and workload, changed only here and with a reason."""
 
 
 @command.command(short_help="List baselines with their numbers and their history.")
@@ -38,7 +38,7 @@ def command() -> None:
     "--baselines",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of committed baselines; default: baselines/ here, or those that ship.",
+    help="Folder of committed baselines; default: baselines/ here, or the examples shipped with deliver.",
 )
 @json_option
 @workdir_option
@@ -63,22 +63,22 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
 @click.option(
     "--reason", required=True, metavar="TEXT", help="Why the baseline changes; kept in its history."
 )
-@click.option("--model", metavar="NAME", help="Model that it is filed under; default: the pipeline's.")
-@click.option("--released", is_flag=True, help="This is what was released: move the anchor as well.")
+@click.option("--model", metavar="NAME", help="Model that the baseline belongs to; default: the pipeline's.")
+@click.option("--released", is_flag=True, help="The measured engine was released: move the anchor as well.")
 @click.option(
     "--baselines",
     type=click.Path(path_type=Path),
     default=Path("baselines"),
     show_default=True,
     metavar="DIR",
-    help="Folder of committed baselines that is written to.",
+    help="Folder that the baseline is written to.",
 )
 @click.option(
     "--pipeline",
     default="pipelines/default.yaml",
     show_default=True,
     metavar="FILE",
-    help="Pipeline file that names the model, where --model does not.",
+    help="Pipeline file that names the model if --model is not given.",
 )
 @json_option
 @workdir_option
@@ -95,8 +95,8 @@ def update(
 ) -> None:
     """Make the measurement behind REPORT the baseline.
 
-    Default: that of the last compare, and with it what smoke and evaluate measured of the same engine. The
-    last release stays the anchor unless --released is given, so that small losses cannot creep in.
+    Default: the last compare report, together with those of smoke and evaluate about the same engine. The
+    last release stays the anchor unless --released is given, so that small regressions cannot accumulate.
     """
     from delivery.pipeline.refs import resolve
 
@@ -113,14 +113,14 @@ def update(
     click.echo(f"commit {' '.join(row['path'] for row in rows)}")
 
 
-@command.command(short_help="Run an engine against itself: spread, and the smallest visible effect.")
+@command.command(short_help="Run an engine against itself: spread, and the smallest detectable effect.")
 @click.argument("engine", metavar="REF")
 @click.option(
     "--workload",
     default="demo",
     show_default=True,
     metavar="NAME|FILE",
-    help="What is asked in every run: a workload that ships, or a JSON file.",
+    help="Workload of every run: the name of a built-in one, or a JSON file.",
 )
 @click.option(
     "--runs",
@@ -135,7 +135,7 @@ def update(
 @workdir_option
 @pass_session
 def noise(session: Session, engine: str, workload: str, runs: int, device: str, as_json: bool) -> None:
-    """Run REF against itself: the spread between runs and the smallest slow-down that can be seen."""
+    """Run REF against itself: the spread between runs and the smallest slow-down that can be detected."""
     from delivery.bench.noise import measure_noise
 
     with stdout_kept(for_answer=as_json):
@@ -220,7 +220,7 @@ def _last_reports(session: Session) -> list[Artifact]:
 def _updated(
     session: Session, artifact: Artifact, model: str, reason: str, released: bool, root: Path
 ) -> dict[str, Any]:
-    """Change or make the baseline of one report; gives its row."""
+    """Create or update the baseline from one report; returns its row."""
     from delivery.gate import baseline as store
     from delivery.steps.step import fields_of
 
@@ -228,13 +228,13 @@ def _updated(
     if step is None or not hasattr(step, "as_baseline"):
         raise UsageError(
             "wrong-kind",
-            f"{artifact.path} is no report of compare, smoke or evaluate",
-            why=f"{artifact.manifest.step} made it",
+            f"{artifact.path} is not a report of compare, smoke or evaluate",
+            why=f"it was made by {artifact.manifest.step}",
             hint="deliver ls",
         )
     known = {f.name for f in fields_of(step) if not f.is_input}
-    told = {name: value for name, value in artifact.manifest.params.items() if name in known}
-    place, taken = step(**told).as_baseline(model, artifact, reason)
+    params = {name: value for name, value in artifact.manifest.params.items() if name in known}
+    place, taken = step(**params).as_baseline(model, artifact, reason)
     path = place.path(root)
     before = store.read(path) if path.is_file() else None
     made = (
@@ -258,7 +258,7 @@ def _model_of(pipeline: str) -> str:
         raise UsageError(
             "pipeline-not-found",
             f"there is no pipeline file {pipeline}",
-            why="it names the model that a baseline is filed under",
+            why="it names the model that the baseline belongs to",
             hint="--pipeline FILE, or --model NAME",
         ) from error
     return model_name(load_pipeline(found).model)

@@ -1,4 +1,4 @@
-"""Load an engine or any OpenAI-compatible URL, and report latencies and throughput."""
+"""Load-test an engine or any OpenAI-compatible URL, and report latencies and throughput."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from delivery.pipeline.refs import resolve
     default="fixed",
     show_default=True,
     metavar="NAME|FILE",
-    help="What is asked: a workload that ships, or a JSON file.",
+    help="Workload: the name of a built-in one, or a JSON file.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
     metavar="R",
-    help="Requests per second, at random (Poisson); default: the workload's arrivals.",
+    help="Requests per second, Poisson arrivals; default: the workload's arrivals.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
     metavar="N",
-    help="Requests that are always in flight, instead of a rate; default: the workload's arrivals.",
+    help="Requests kept in flight, instead of a rate; default: the workload's arrivals.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of requests that are measured; default: the workload's.",
+    help="Number of measured requests; default: the workload's.",
 )
 @click.option(
     "--warmup",
     type=click.IntRange(0),
     metavar="N",
-    help="Number of requests that go first and are not measured; default: the workload's.",
+    help="Number of warm-up requests, which are not measured; default: the workload's.",
 )
 @click.option(
     "--seed",
@@ -62,24 +62,24 @@ from delivery.pipeline.refs import resolve
     "--goodput",
     multiple=True,
     metavar="NAME:MS",
-    help="Count requests whose ttft, tpot or e2el is at most so many milliseconds; again for more.",
+    help="Goodput: count requests whose ttft, tpot or e2el is at most MS milliseconds. Repeat for several.",
 )
 @device_option
 @click.option(
-    "--model", metavar="NAME", help="Model to ask a URL for; default: the first that the server lists."
+    "--model", metavar="NAME", help="Model to request from a URL; default: the first that the server lists."
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File with the key of a URL: a line `key` or `name:key`; default: no key.",
+    help="File with the API key for a URL: a line `key` or `name:key`; default: no key.",
 )
 @click.option(
     "--prompts",
     default="text",
     show_default=True,
     type=click.Choice(["text", "tokens"]),
-    help="What a URL is sent: common words, or token ids.",
+    help="What prompts sent to a URL consist of: common words, or token ids.",
 )
 @click.option(
     "--out",
@@ -107,9 +107,9 @@ def command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Load REF (an engine, a checkpoint, a Hugging Face directory) or URL, and measure.
+    """Load-test REF (an engine, a checkpoint, a Hugging Face directory) or URL.
 
-    Latencies count from the scheduled arrival. The JSON has the key names of `vllm bench serve`.
+    Latencies are measured from the scheduled arrival. The JSON uses the key names of `vllm bench serve`.
     """
     from delivery.bench.run import BenchOptions, ProgressLine, lines, parse_goodput, run_bench
 

@@ -1,4 +1,4 @@
-"""Talk to a model in the terminal: a local engine or a server's URL."""
+"""Chat with a model in the terminal: a local engine or a server's URL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Messages = list[dict[str, str]]
     type=click.IntRange(1),
     show_default=True,
     metavar="N",
-    help="Longest answer in tokens.",
+    help="Maximum length of an answer in tokens.",
 )
 @click.option(
     "--temperature",
@@ -37,20 +37,20 @@ Messages = list[dict[str, str]]
     type=click.FloatRange(0),
     show_default=True,
     metavar="X",
-    help="Randomness of the answers; 0: always the likeliest token.",
+    help="Sampling temperature; 0: always the most likely token (greedy).",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File with the key of a URL: a line `key` or `name:key`.",
+    help="File with the API key for a URL: a line `key` or `name:key`.",
 )
 @click.option(
     "--api-key",
     envvar="OPENAI_API_KEY",
     show_envvar=True,
     metavar="KEY",
-    help="The key of a URL itself; a file keeps it out of `ps`.",
+    help="The API key for a URL; --api-key-file keeps it out of the process list.",
 )
 @device_option
 @workdir_option
@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Chat with REF (an engine, a checkpoint) or the server at a URL.
 
-    /reset forgets the conversation, /exit or end of input leaves.
+    /reset starts a new conversation; /exit or end of input quits.
     """
     start: Messages = [{"role": "system", "content": system}] if system else []
     if ref.startswith(("http://", "https://")):

@@ -19,7 +19,7 @@ _DEFAULT = "pipelines/default.yaml"
 
 @click.group()
 def command() -> None:
-    """CI: print the definition of a pipeline, or tell a merge request what its checks said."""
+    """Print the CI definition of a pipeline, or comment the results of its checks on a merge request."""
 
 
 def _prints(system: str, title: str) -> Callable[..., None]:
@@ -28,8 +28,8 @@ def _prints(system: str, title: str) -> Callable[..., None]:
         short_help=f"Print the CI definition of a pipeline for {title}.",
         help=f"""Print the CI definition of PIPELINE for {title} on stdout.
 
-    One job a stage, run on every weight commit; artifacts, caches and reports are passed on, a missing
-    baseline fails, and main is deployed with a rollback.
+    One job per stage, run on every commit that touches weights. Jobs pass artifacts, caches and reports on; a
+    missing baseline fails the pipeline; main is deployed, with automatic rollback.
     """,
     )
     @click.argument("pipeline", required=False, default=_DEFAULT)
@@ -39,7 +39,7 @@ def _prints(system: str, title: str) -> Callable[..., None]:
         "--watch",
         multiple=True,
         metavar="GLOB",
-        help="Run on changes of these files too, beside the weights; again for more.",
+        help="Also run when these files change, besides the weights. Repeat for several.",
     )
     @pass_session
     def printed(
@@ -65,15 +65,15 @@ _prints("gitlab", "GitLab")
 _prints("github", "GitHub")
 
 
-@command.command(short_help="Tell a merge request what the checks said.")
+@command.command(short_help="Comment the results of the checks on a merge request.")
 @click.argument("pipeline", required=False, default=_DEFAULT)
 @workdir_option
 @pass_session
 def comment(session: Session, pipeline: str) -> None:
-    """Put what the checks of PIPELINE said into a comment on the merge request of this CI job.
+    """Comment the results of PIPELINE's checks on the merge request of this CI job.
 
-    One comment a pipeline: it is found again and changed. The job is known by the variables of GitLab and
-    GitHub; the token is taken from DELIVER_COMMENT_TOKEN, and without one nothing is posted.
+    There is one comment per pipeline, which is updated. The merge request comes from the variables of GitLab
+    or GitHub, the token from DELIVER_COMMENT_TOKEN; without a token nothing is posted.
     """
     from delivery.pipeline.spec import load_pipeline
     from delivery.report import comment as comments

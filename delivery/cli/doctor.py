@@ -1,4 +1,4 @@
-"""Say what is wrong with this machine, and how to mend it."""
+"""Check this machine and print the command that fixes each problem."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MARKS = {"ok": "ok", "info": "--", "warning": "!!", "error": "XX"}
 @workdir_option
 @pass_session
 def command(session: Session, as_json: bool) -> int:
-    """Look at driver, CUDA, torch, triton, cards, memory, disk and helm.
+    """Check the driver, CUDA, torch, triton, GPUs, memory, disk and helm.
 
-    Exit code 6 when something keeps deliver from working here, 0 otherwise.
+    The exit code is 6 if a problem keeps deliver from working on this machine, else 0.
     """
     from delivery.cli._doctor import examine, gather
 
@@ -35,5 +35,5 @@ def command(session: Session, as_json: bool) -> int:
             for label, text in (("why", check.why), ("fix", check.fix)):
                 if text:
                     click.echo(f"      {label}: {text}")
-        click.echo("this machine cannot do everything" if broken else "this machine can do the work")
+        click.echo("this machine has problems" if broken else "this machine is ready")
     return EnvironmentLacking.exit_code if broken else 0

@@ -1,4 +1,4 @@
-"""Explain an error code: what it means, its usual causes, what to do."""
+"""Explain an error code: its meaning, usual causes and remedies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(delivery.__file__).parent / "explanations"
 
 
 def codes() -> list[str]:
-    """Every code that has a page."""
+    """All error codes that have an explanation."""
     return sorted(page.stem for page in FOLDER.glob("*.md"))
 
 

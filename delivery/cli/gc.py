@@ -1,4 +1,4 @@
-"""Free disk space: remove artifacts that nothing tagged and nothing newest was made from."""
+"""Free disk space: remove artifacts that no tag and no latest result depends on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from delivery.cli._session import Session, json_option, pass_session, workdir_op
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--scratch", is_flag=True, help="Also half-done work that a next run would continue.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--scratch", is_flag=True, help="Also remove unfinished work that the next run would resume.")
 @json_option
 @workdir_option
 @pass_session
 def command(session: Session, dry_run: bool, scratch: bool, as_json: bool) -> None:
     """Remove artifacts of the workdir that are no longer needed.
 
-    Kept are: what has a tag, the newest artifact of every stage, what the last finished run made, and
-    everything that these were made from. `deliver tag NAME REF` keeps an artifact for good.
+    Keeps tagged artifacts, the latest artifact of every stage, the artifacts of the last finished run, and
+    everything that these were made from. `deliver tag NAME REF` keeps an artifact permanently.
     """
     from delivery.pipeline.collect import gc
     from delivery.pipeline.refs import short

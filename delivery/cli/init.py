@@ -1,4 +1,4 @@
-"""Write a pipeline, CI files and a smoke suite into a repository of yours."""
+"""Write a pipeline, CI files and smoke suites into your repository."""
 
 from __future__ import annotations
 
@@ -33,22 +33,20 @@ _CI = ("gitlab", "github")
     default="demo",
     show_default=True,
     metavar="PATH|demo|HUB_ID|URL",
-    help="The model of the pipeline.",
+    help="Model of the pipeline.",
 )
-@click.option(
-    "--ci", "systems", multiple=True, type=click.Choice(_CI), help="CI system; default: both of them."
-)
+@click.option("--ci", "systems", multiple=True, type=click.Choice(_CI), help="CI system; default: both.")
 @pass_session
 def command(session: Session, folder: str, model: str, systems: tuple[str, ...]) -> None:
     """Write a commented pipeline, CI definitions and smoke suites into DIR (default: here).
 
-    Nothing that exists is overwritten: a file that is in the way is named, and nothing is written.
+    Nothing is overwritten: if a file already exists, the command names it and writes nothing.
     """
     root = Path(folder)
     around = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not around.is_dir():
         raise UsageError(
-            "out-unusable", f"{root} cannot be made", why=f"{around} is a file", hint="give another DIR"
+            "out-unusable", f"{root} cannot be created", why=f"{around} is a file", hint="choose another DIR"
         )
     files = _files(session, model, systems or _CI)
     taken = [name for name in files if (root / name).exists()]
@@ -57,7 +55,7 @@ def command(session: Session, folder: str, model: str, systems: tuple[str, ...])
             "init-exists",
             f"{root} has files that `deliver init` would write",
             why=", ".join(taken),
-            hint="move them away; or `deliver ci` and `deliver explain` show the parts on their own",
+            hint="move them away; or use `deliver ci` to print the CI definition alone",
         )
     for name, text in files.items():
         path = root / name
@@ -92,5 +90,5 @@ def _files(session: Session, model: str, systems: tuple[str, ...]) -> Mapping[st
 
 
 def _yaml(text: str) -> str:
-    """A text as a YAML scalar: plain where that is safe, else as JSON, which YAML reads too."""
+    """A text as a YAML scalar: plain where that is safe, else as JSON, which is valid YAML."""
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

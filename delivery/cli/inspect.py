@@ -1,4 +1,4 @@
-"""Show what an artifact is, what it was made from, and what was measured about it."""
+"""Show an artifact: its files, parameters, inputs, metrics and reports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ref")
-@click.option("--report", "check", metavar="CHECK", help="Show the newest report of this check about REF.")
+@click.option("--report", "check", metavar="CHECK", help="Show the latest report of this check about REF.")
 @json_option
 @workdir_option
 @pass_session
 def command(session: Session, ref: str, check: str | None, as_json: bool) -> None:
     """Show the artifact REF (a digest, a path or a tag), or what a check reported about it.
 
-    REF may be any checkpoint, too: a Hugging Face folder or a GGUF file. Of a checkpoint, its family, size,
+    REF may also be any checkpoint: a Hugging Face folder or a GGUF file. For a checkpoint, its family, size,
     dtypes, quantisation, context, tokenizer and licence are shown, and which engines load it, or why not.
     """
     store = session.store
@@ -50,7 +50,7 @@ def command(session: Session, ref: str, check: str | None, as_json: bool) -> Non
 
 
 def _foreign(ref: str) -> Path | None:
-    """The checkpoint that a path names, if deliver did not make it: it is described, not hashed."""
+    """The checkpoint at a path, if it was not made by deliver: it is described, not hashed."""
     path = Path(ref).expanduser()
     if path.is_file():
         return path
@@ -59,7 +59,7 @@ def _foreign(ref: str) -> Path | None:
 
 
 def _facts(artifact: Artifact, store: Store) -> dict[str, Json]:
-    """Everything that is known, as JSON; a kind adds what only it has under its own name."""
+    """Everything known about the artifact, as JSON; a kind adds its own facts under its name."""
     record = store.run_record(artifact)
     facts = {
         "artifact": artifact.digest,

@@ -47,7 +47,7 @@ def command(session: Session, kind: str | None, as_json: bool) -> None:
 
 
 def _outcome(row: dict[str, Json]) -> str:
-    """Of a check: its verdict, or that this is the measurement behind one."""
+    """For a check: its verdict, or that this is the measurement behind one."""
     if row["kind"] != Kind.REPORT:
         return ""
     return f" ({row['verdict'] or 'measured'})"

@@ -1,4 +1,4 @@
-"""Run a pipeline from a checkpoint to a release, or a part of it."""
+"""Run a pipeline from a checkpoint to a release, or part of it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _EVERYTHING = "*"
 
 @click.command()
 @click.argument("pipeline", required=False)
-@click.option("--model", metavar="PATH|demo|HUB_ID|URL", help="The model, instead of the pipeline's.")
+@click.option("--model", metavar="PATH|demo|HUB_ID|URL", help="Model to use instead of the pipeline's.")
 @click.option(
     "--stage",
     "stages",
     metavar="NAME",
     multiple=True,
-    help="Only this stage and what it needs; again for more.",
+    help="Run only this stage and the stages it depends on. Repeat for several.",
 )
-@click.option("--until", metavar="NAME", help="Everything up to this stage.")
+@click.option("--until", metavar="NAME", help="Run everything up to and including this stage.")
 @click.option(
     "--set",
     "overrides",
     metavar="ID.KEY=VALUE",
     multiple=True,
     help="Change a parameter of a stage (quantize.group_size=32) or a key of a section (defaults.device=cpu, "
-    "gate.limits.kl_nats=0.2); again for more.",
+    "gate.limits.kl_nats=0.2). Repeat for several.",
 )
 @click.option(
-    "--plan", is_flag=True, help="Only say what would be done, what is cached, and the peak of memory."
+    "--plan", is_flag=True, help="Only show what would run, what is cached, and the predicted peak memory."
 )
 @click.option(
     "--force",
@@ -47,7 +47,7 @@ _EVERYTHING = "*"
     is_flag=False,
     flag_value=_EVERYTHING,
     multiple=True,
-    help="Do a stage (without NAME: every stage) again even if it is cached.",
+    help="Run a stage (without NAME: every stage) again even if it is cached.",
 )
 @json_option
 @workdir_option
@@ -65,11 +65,11 @@ def command(
 ) -> None:
     """Run PIPELINE (default: pipelines/default.yaml) from a checkpoint to a release.
 
-    What did not change since the last run is taken from the workdir. A run that was killed goes on where
-    it was. Exit codes: 0 pass, 1 a step failed, 2 usage, 3 gate failed, 4 undecided, 5 no baseline,
+    Results that have not changed since the last run are taken from the workdir, and a run that was killed
+    resumes. Exit codes: 0 pass, 1 a step failed, 2 usage, 3 gate failed, 4 undecided, 5 no baseline,
     6 environment lacking.
     """
-    # `--force pipelines/x.yaml` reads like a name: a file it is, then.
+    # `--force pipelines/x.yaml` is parsed as a stage name; if it is a file, it is the pipeline.
     if pipeline is None and force and Path(force[-1]).is_file():
         pipeline, force = force[-1], (*force[:-1], _EVERYTHING)
     loaded = _load(session, pipeline, overrides, model)
@@ -131,7 +131,7 @@ def _path(pipeline: str | None) -> Path:
         raise UsageError(
             "pipeline-not-found",
             f"there is no pipeline file {name}",
-            hint="deliver init writes one, commented",
+            hint="deliver init writes a commented one",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Serve an engine or a checkpoint over HTTP, compatible with OpenAI's clients."""
+"""Serve an engine or a checkpoint over an OpenAI-compatible HTTP API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="Port to listen on; 0: any that is free.",
+    help="Port to listen on; 0: any free port.",
 )
 @click.option(
     "--model-name",
@@ -43,18 +43,22 @@ _MIB = 1024 * 1024
     "--api-key-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File of `name:key` lines; then every request needs a key.",
+    help="File of `name:key` lines; every request then needs a key.",
 )
 @click.option("--oidc-issuer", metavar="URL", help="Accept bearer tokens of this OpenID Connect issuer.")
-@click.option("--oidc-audience", metavar="NAME", help="Audience that bearer tokens must name; default: any.")
-@click.option("--allow-unauthenticated", is_flag=True, help="Listen publicly without authentication.")
+@click.option("--oidc-audience", metavar="NAME", help="Audience required of bearer tokens; default: any.")
+@click.option(
+    "--allow-unauthenticated",
+    is_flag=True,
+    help="Allow listening on a public address without authentication.",
+)
 @click.option(
     "--rate-limit",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0),
     metavar="X",
-    help="Requests a minute that one caller may send; 0: any number.",
+    help="Maximum requests per minute and caller; 0: unlimited.",
 )
 @click.option(
     "--max-body-mib",
@@ -62,7 +66,7 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.FloatRange(0, min_open=True),
     metavar="MIB",
-    help="Largest JSON body of a request in MiB.",
+    help="Maximum size of a request body in MiB.",
 )
 @click.option(
     "--max-queue",
@@ -70,7 +74,7 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Requests that may wait; one more is answered 429.",
+    help="Maximum number of waiting requests; further ones are answered with status 429.",
 )
 @click.option(
     "--drain-timeout",
@@ -78,7 +82,7 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Time that running requests get to finish after SIGTERM, in seconds.",
+    help="Time for running requests to finish after SIGTERM, in seconds.",
 )
 @device_option
 @click.option(
@@ -86,51 +90,51 @@ _MIB = 1024 * 1024
     "--max-session-len",
     type=int,
     metavar="N",
-    help="Input plus output tokens of a request at most; default: as the engine was built.",
+    help="Maximum input plus output tokens of a request; default: as the engine was built.",
 )
 @click.option(
     "--max-num-seqs",
     type=int,
     metavar="N",
-    help="Requests in one batch at most; default: as the engine was built.",
+    help="Maximum number of requests in a batch; default: as the engine was built.",
 )
 @click.option(
     "--max-num-batched-tokens",
     type=int,
     metavar="N",
-    help="Tokens in one step at most; default: as the engine was built.",
+    help="Maximum number of tokens in a step; default: as the engine was built.",
 )
 @click.option(
     "--enable-prefill/--no-enable-prefill",
     default=None,
-    help="Fill steps with prompts; off (for chat): running decodes first; default: as the engine was built.",
+    help="Fill steps with prefill tokens; off (for chat): decode first; default: as the engine was built.",
 )
 @click.option(
     "--cache-max-entry-count",
     type=float,
     metavar="X",
-    help="KV blocks if at least 1, else the share of free memory; default: as the engine was built.",
+    help="KV cache size: blocks if at least 1, else share of free memory; default: as the engine was built.",
 )
 @click.option(
-    "--block-size", type=int, metavar="N", help="Tokens in a KV block; default: as the engine was built."
+    "--block-size", type=int, metavar="N", help="Tokens per KV block; default: as the engine was built."
 )
 @click.option(
     "--kv",
     type=click.Choice(["auto", "int8", "int4", "fp8"]),
-    help="How the KV cache is stored; default: as the engine was built.",
+    help="Data type of the KV cache; default: as the engine was built.",
 )
 @click.option(
     "--log-level",
     default="info",
     show_default=True,
     type=click.Choice(_LEVELS),
-    help="Least severity that is logged; debug adds the time per layer.",
+    help="Minimum severity to log; debug adds the time per layer.",
 )
 @click.option(
     "--log-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Log into this file, rotated, instead of to stderr.",
+    help="Log to this file, with rotation, instead of stderr.",
 )
 @click.option(
     "--log-max-mib",
@@ -138,7 +142,7 @@ _MIB = 1024 * 1024
     show_default=True,
     type=click.FloatRange(0, min_open=True),
     metavar="MIB",
-    help="Size of one log file in MiB at most; 4 are kept.",
+    help="Maximum size of a log file in MiB; 4 files are kept.",
 )
 @workdir_option
 @pass_session
@@ -216,7 +220,7 @@ def command(
 
 
 def _check_engine(options: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """What the engine would refuse in its own process, after the server has started.
+    """Check before the server starts what the engine would refuse in its own process.
 
     Raises UsageError `engine-option-invalid`, `session-too-long`, EnvironmentLacking `no-gpu`.
     """
@@ -231,14 +235,14 @@ def _check_engine(options: dict[str, Any], config: Mapping[str, Any]) -> None:
     if asked is not None and asked > longest:
         raise UsageError(
             "session-too-long",
-            f"--max-model-len {asked} is more than the model was made for",
+            f"--max-model-len {asked} exceeds the model's maximum length",
             why=f"its config states max_position_embeddings {longest}",
             hint=f"--max-model-len {longest}",
         )
 
 
 def _name(session: Session, artifact: Artifact) -> str:
-    """The folder's name; for what lies in the store under a digest, the model that it was made from."""
+    """The folder's name; for an artifact of the store, the model that it was made from."""
     from delivery.pipeline.single import subject_name
 
     if artifact.path.name != artifact.digest:

@@ -1,4 +1,4 @@
-"""Give an artifact a name, which also keeps it from being collected."""
+"""Name an artifact; a tagged artifact is never removed by gc."""
 
 from __future__ import annotations
 

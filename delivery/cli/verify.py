@@ -1,4 +1,4 @@
-"""Read every byte of an artifact again and compare it with its checksums."""
+"""Verify an artifact's files against their checksums, and a release's signature."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ref", required=False)
-@click.option("--key", metavar="FILE", help="Public key (PEM) that must have signed a release.")
+@click.option("--key", metavar="FILE", help="Public key (PEM) that the release must be signed with.")
 @json_option
 @workdir_option
 @pass_session
 def command(session: Session, ref: str | None, key: str | None, as_json: bool) -> None:
     """Verify REF: a path, a digest or a tag; without REF, everything in the workdir.
 
-    Every damaged file is named, and the exit code is 1 when there is one. Of a release the signature is
-    verified too: with --key, that it is by that key; without, only that it fits the key inside, which proves
-    no identity. A plain Hugging Face directory has no checksums: there, config, index and headers are
-    checked against each other.
+    Names every damaged file; the exit code is 1 if there is any. The signature of a release is verified too:
+    with --key against that key, without it only against the key inside the release, which proves no identity.
+    In a plain Hugging Face directory, which has no checksums, config, index and headers are cross-checked.
     """
     from delivery.pipeline.refs import find
 
@@ -37,8 +36,7 @@ def command(session: Session, ref: str | None, key: str | None, as_json: bool) -
         artifacts = list(session.store.artifacts())
         unreadable = session.store.unreadable()
     rows: list[dict[str, Any]] = [
-        {"path": str(path), "passed": False, "damage": "it has no manifest that can be read"}
-        for path in unreadable
+        {"path": str(path), "passed": False, "damage": "it has no readable manifest"} for path in unreadable
     ]
     errors: list[DeliverError] = []
     for artifact in artifacts:
@@ -77,7 +75,7 @@ def _verify(artifact: Artifact, key: str | None, *, named: bool) -> None:
 
 
 def _summary(rows: list[dict[str, Any]], errors: list[DeliverError]) -> DeliverError | None:
-    """The one error of the command: that of the one artifact, or how many of them are damaged."""
+    """The error of the command: that of a single artifact, or the number of damaged ones."""
     bad = [row for row in rows if not row["passed"]]
     if not bad:
         return None
@@ -87,7 +85,7 @@ def _summary(rows: list[dict[str, Any]], errors: list[DeliverError]) -> DeliverE
         "artifact-damaged",
         f"{len(bad)} of {len(rows)} artifacts are damaged",
         why="; ".join(f"{row['path']}: {row['damage']}" for row in bad),
-        hint="deliver run makes what is damaged again; copied artifacts have to be copied again",
+        hint="deliver run rebuilds damaged artifacts; copied ones have to be copied again",
     )
 
 
@@ -125,5 +123,5 @@ def _told(row: dict[str, Any]) -> str:
         return f"{row['path']}: damaged: {row['damage']}"
     how = "every file matches its checksum"
     if not row["checksums"]:
-        how = "sound; it has no checksums to compare with"
+        how = "intact; it has no checksums to compare with"
     return f"{row['path']}: {row['kind']}, {row['files']} files, {how}"

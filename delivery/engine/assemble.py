@@ -122,7 +122,7 @@ def memory_plan(
     if asked is not None and asked > config.max_position:
         raise UsageError(
             "session-too-long",
-            f"max_model_len {asked} is more than the model was made for",
+            f"max_model_len {asked} exceeds the model's maximum length",
             why=f"its config states max_position_embeddings {config.max_position}",
             hint=f"--max-session-len {config.max_position}",
         )

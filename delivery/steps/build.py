@@ -96,7 +96,7 @@ class Build:
         if config is not None and self.max_session_len > config.max_position:
             raise UsageError(
                 "session-too-long",
-                f"--max-session-len {self.max_session_len} is more than the model was made for",
+                f"--max-session-len {self.max_session_len} exceeds the model's maximum length",
                 why=f"its config states max_position_embeddings {config.max_position}",
                 hint=f"--max-session-len {config.max_position}",
             )

@@ -137,7 +137,7 @@ def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     write_manifest(other, Manifest(Kind.ENGINE, "build", 1))
-    with pytest.raises(UsageError, match="no report of compare"):
+    with pytest.raises(UsageError, match="not a report of compare"):
         deliver("baseline", "update", str(other), "--reason", "x", "--model", "demo")
     assert not (tmp_path / "baselines").exists()
     assert "no baselines in" in deliver("baseline", "show")

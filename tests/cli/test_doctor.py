@@ -114,7 +114,7 @@ def test_a_card_in_use() -> None:
 
 def test_a_wrong_product_is_an_error() -> None:
     check = only(replace(GPU, torch={**GPU.torch, "product": 1.0}), "torch", "error")
-    assert "came out wrong" in check.why
+    assert "gave a wrong result" in check.why
 
 
 def test_a_torch_that_does_not_load() -> None:

@@ -42,7 +42,7 @@ def test_values_that_cannot_be_are_usage_errors(deliver, args, words):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--max-model-len=100000", "--max-model-len 100000 is more than the model was made for"),
+        ("--max-model-len=100000", "--max-model-len 100000 exceeds the model's maximum length"),
         ("--block-size=0", "block_size is 0"),
         ("--cache-max-entry-count=-1", "cache_max_entry_count is -1"),
         ("--device=cuda", "no NVIDIA GPU can be used"),
@@ -86,7 +86,7 @@ def test_chat_takes_the_key_of_a_server_from_a_file(deliver, tmp_path, monkeypat
     assert given == ["sk-1", "sk-1"]
     (tmp_path / "key").write_text("# none\n")
     code, _, err = deliver("chat", "http://x", "--api-key-file", "key")
-    assert (code, "error[api-keys-unreadable]: key holds no key" in err) == (2, True)
+    assert (code, "error[api-keys-unreadable]: key contains no key" in err) == (2, True)
 
 
 def test_what_lies_under_a_digest_is_served_under_the_models_name(tmp_path):

@@ -207,7 +207,7 @@ def test_hints_speak_python(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPat
         LLM(tiny_checkpoint, device="cuda")
     assert 'device="cpu")' in lacking.value.hint
     assert "--" not in lacking.value.hint
-    with pytest.raises(UsageError, match="more than the model was made for") as long:
+    with pytest.raises(UsageError, match="exceeds the model.s maximum length") as long:
         LLM(tiny_checkpoint, max_model_len=10**6)
     assert long.value.hint == "max_model_len=512"
 

@@ -67,7 +67,7 @@ def test_prompts_longer_than_the_engine_holds(known: dict[str, Known]) -> None:
 
 
 def test_sessions_longer_than_the_model(known: dict[str, Known]) -> None:
-    with pytest.raises(UsageError, match="--max-session-len 1000 is more than the model was made for"):
+    with pytest.raises(UsageError, match="--max-session-len 1000 exceeds the model's maximum length"):
         Build(max_session_len=1000).preflight({"checkpoint": known["made"]["source"]})
 
 

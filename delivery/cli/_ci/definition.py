@@ -46,7 +46,7 @@ class CiOptions:
     """What a CI definition needs beyond the pipeline.
 
     install: shell command that installs deliver. image: container that jobs run in (GitLab).
-    watch: further globs whose changes call for a run. command: how this definition was made.
+    watch: further globs whose changes trigger a run. command: how this definition was made.
     """
 
     install: str = f"pip install 'deliver[demo]=={__version__}'"
@@ -69,7 +69,7 @@ class Job:
 def render_ci(system: str, pipeline: Pipeline, file: str, options: CiOptions) -> str:
     """The CI definition of a pipeline as text. `file` is the pipeline file, relative to the repository.
 
-    Raises UsageError `stage-name-taken` for a stage called like the deploy job.
+    Raises UsageError `stage-name-taken` for a stage with the name of the deploy job.
     """
     jobs = _jobs(pipeline)
     environment = Environment(
@@ -121,7 +121,7 @@ def _jobs(pipeline: Pipeline) -> list[Job]:
 
 
 def _weights(model: str) -> tuple[str, ...]:
-    """Globs of the weights: the model's folder when it is one of the repository, else where weights lie."""
+    """Globs of the weights: the model's folder if it is in the repository, else the usual places."""
     is_local = "/" in model and "://" not in model and (model.startswith(".") or Path(model).is_dir())
     if not is_local:
         return _WEIGHTS
@@ -129,7 +129,7 @@ def _weights(model: str) -> tuple[str, ...]:
 
 
 def _chart(pipeline: Pipeline) -> str:
-    """The name that a cluster knows the release by, unless the deploy job is told another."""
+    """The name of the Helm release, unless the deploy job sets another."""
     from delivery.pipeline.runner import model_name
     from delivery.release.chart import chart_name
 

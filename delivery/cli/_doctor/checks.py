@@ -29,7 +29,7 @@ _PRODUCT_OF_ONES = 64.0**3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, what was found, and, unless all is well, why and how to mend it."""
+    """One line: what was checked and found and, if there is a problem, why and how to fix it."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Check:
 
 
 def examine(facts: Facts) -> list[Check]:
-    """Every check, in the order in which a person should mend things."""
+    """Every check, in the order in which problems should be fixed."""
     return [
         *_python(facts),
         *_driver(facts),
@@ -69,7 +69,7 @@ def wheel_for(driver: str) -> str:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """'12.1' → (12, 1); what is no number ends it. '' → ()."""
+    """'12.1' → (12, 1), up to the first part that is not a number. '' → ()."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
@@ -95,21 +95,21 @@ def _python(facts: Facts) -> Iterator[Check]:
 
 def _driver(facts: Facts) -> Iterator[Check]:
     if not facts.driver:
-        yield Check("driver", "info", "no NVIDIA driver", "everything runs on the processor")
+        yield Check("driver", "info", "no NVIDIA driver", "everything runs on the CPU")
         return
     cards = ", ".join(f"{g.name} (sm{g.capability[0]}{g.capability[1]})" for g in facts.gpus)
-    yield Check("driver", "ok", f"{facts.driver}, CUDA up to {facts.driver_cuda}: {cards or 'no card'}")
+    yield Check("driver", "ok", f"{facts.driver}, CUDA up to {facts.driver_cuda}: {cards or 'no GPU'}")
     for gpu in facts.gpus:
         lacks = [f["name"] for f in table()["features"] if gpu.capability < tuple(f["from"])]
         if lacks:
-            yield Check("gpu", "info", gpu.name, f"this card has no hardware for: {', '.join(lacks)}")
+            yield Check("gpu", "info", gpu.name, f"this GPU has no hardware support for: {', '.join(lacks)}")
         share = gpu.free_bytes / gpu.memory_bytes
         if share < _GPU_FREE_SHARE:
             yield Check(
                 "gpu-memory",
                 "warning",
                 f"{gpu.name}: {_size(gpu.free_bytes)} of {_size(gpu.memory_bytes)} free",
-                "somebody else uses the card: engines get less room, and measurements are invalid",
+                "another process uses the GPU: engines get less memory, and measurements are invalid",
                 "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
             )
 
@@ -126,7 +126,7 @@ def _torch(facts: Facts) -> Iterator[Check]:
         )
         return
     cuda = facts.torch.get("cuda")
-    built = f"{facts.torch['version']}, built for {f'CUDA {cuda}' if cuda else 'the processor only'}"
+    built = f"{facts.torch['version']}, built for {f'CUDA {cuda}' if cuda else 'CPU only'}"
     if not facts.gpus:
         yield Check("torch", "ok", built)
     elif cuda is None:
@@ -134,7 +134,7 @@ def _torch(facts: Facts) -> Iterator[Check]:
             "torch",
             "error",
             built,
-            "this machine has a GPU that this torch cannot use",
+            "this machine has a GPU, but this torch was built without CUDA",
             _install(wheel_for(facts.driver), installed),
         )
     elif not facts.torch["available"]:
@@ -150,15 +150,15 @@ def _torch(facts: Facts) -> Iterator[Check]:
             "torch",
             "error",
             built,
-            "a matrix product on the GPU came out wrong",
-            "test the card: dcgmi diag -r 3",
+            "a matrix product on the GPU gave a wrong result",
+            "test the GPU: dcgmi diag -r 3",
         )
     else:
         yield Check("torch", "ok", built)
 
 
 def _pairs(facts: Facts) -> Iterator[Check]:
-    """Pairs of driver, CUDA build and card that the table knows to fail."""
+    """Combinations of driver, CUDA build and GPU that are known to fail."""
     cuda, installed = facts.torch.get("cuda"), facts.versions.get("torch", "")
     if not (cuda and facts.driver):
         return
@@ -236,7 +236,7 @@ def _memory(facts: Facts) -> Iterator[Check]:
 
 
 def _processor(facts: Facts) -> Iterator[Check]:
-    vectors = ", ".join(facts.vector_units) or "no vector instructions known"
+    vectors = ", ".join(facts.vector_units) or "no known vector instructions"
     yield Check("processor", "ok", f"{facts.cores} cores, {vectors}")
 
 
@@ -257,7 +257,7 @@ def _tools(facts: Facts) -> Iterator[Check]:
             "helm",
             "warning",
             "not installed",
-            "releases are made without it, but installed with it",
+            "building a release does not need it; installing one does",
             "https://helm.sh/docs/intro/install",
         )
     elif version(facts.helm)[:2] < _HELM_AT_LEAST:

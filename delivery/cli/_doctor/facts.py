@@ -22,7 +22,7 @@ _DISTRIBUTIONS = (
     *("torch", "transformers", "tokenizers", "safetensors", "triton", "numpy", "numba", "gguf"),
     *("fastapi", "uvicorn", "matplotlib", "compressed-tensors", "nvidia-ml-py"),
 )
-# Runs apart: a torch that does not fit the machine may hang, or end the process on an unknown instruction.
+# In a separate process: a torch that does not fit the machine may hang, or die on an illegal instruction.
 _ASK_TORCH = """
 import json, torch
 found = {"version": torch.__version__, "cuda": torch.version.cuda, "available": torch.cuda.is_available()}
@@ -35,7 +35,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card as its driver reports it."""
+    """One GPU as its driver reports it."""
 
     name: str
     memory_bytes: int
@@ -45,7 +45,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the checks look at; an empty text or None means that it is not there."""
+    """Everything that the checks look at; an empty string means that it is absent."""
 
     python: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Facts:
 
 
 def gather(workdir: Path) -> Facts:
-    """Look at this machine; takes the seconds that importing torch takes."""
+    """Gather the facts of this machine; takes as long as importing torch."""
     import psutil
 
     driver, driver_cuda, gpus = _nvml()
@@ -134,7 +134,7 @@ def _ask_torch() -> tuple[dict[str, Any], str]:
         return {}, f"it did not answer within {_TORCH_TIMEOUT_S} s"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        return {}, lines[-1] if lines else f"it ended with status {done.returncode}"
+        return {}, lines[-1] if lines else f"it exited with status {done.returncode}"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found, ""
 
@@ -160,7 +160,7 @@ def _triton_wanted() -> str:
 
 
 def _vector_units() -> tuple[str, ...]:
-    """The instruction sets that kernels care about, of those this processor has."""
+    """The instruction sets of this CPU that the kernels use."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text("utf-8").splitlines() if info.exists() else ():
         key, _, value = line.partition(":")
@@ -178,7 +178,7 @@ def _existing(path: Path) -> Path:
 
 
 def _tool(name: str, *arguments: str) -> str:
-    """First line of a tool's answer; empty when it is not installed or does not answer."""
+    """First line of a tool's output; empty when it is not installed or fails."""
     found = shutil.which(name)
     if found is None:
         return ""
