@@ -53,7 +53,7 @@ class Foresight:
 
     def _ahead(self, stage: Stage) -> Ahead:
         return Ahead(
-            stage.step.name, stage.params, foretell=lambda: stage.instance().outline(self.inputs(stage))
+            stage.step.name, stage.params, predict=lambda: stage.instance().outline(self.inputs(stage))
         )
 
 

@@ -1,6 +1,6 @@
-"""Steps, one per file: `steps/<name>.py` holds the step class of that name.
+"""Steps, one per file: `steps/<name>.py` defines the step class of that name.
 
-Names are known without importing a step; a class is loaded when it is used.
+Listing the names imports no step; a class is loaded when it is used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from delivery.errors import UsageError, did_you_mean
 
-_NO_STEPS = ("ahead", "sizes", "step")  # what a step is, and what is known before one runs
+_NO_STEPS = ("ahead", "sizes", "step")  # modules of this package that define no step
 _ORDER = ("convert", "calibrate", "quantize", "build", "smoke", "evaluate", "compare", "package")
 
 
 def step_names() -> tuple[str, ...]:
-    """Every step, the chain's own in their order first."""
+    """All step names, those of the standard chain first and in order."""
     found = {m.name for m in iter_modules(__path__)}.difference(_NO_STEPS)
     return (*(n for n in _ORDER if n in found), *sorted(found.difference(_ORDER)))
 
@@ -30,7 +30,7 @@ def step_class(name: str) -> type[Any]:
     for value in vars(module).values():
         if isinstance(value, type) and getattr(value, "name", None) == name:
             return value
-    raise TypeError(f"steps/{name}.py holds no step called {name!r}")
+    raise TypeError(f"steps/{name}.py defines no step called {name!r}")
 
 
 class _Catalog(Mapping[str, type[Any]]):

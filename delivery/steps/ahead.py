@@ -1,4 +1,4 @@
-"""What is known of a step before it runs: its inputs, which may not be there yet, and the memory it takes."""
+"""What is known about a step before it runs: its inputs, which may not exist yet, and its peak memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most memory that a step takes, foretold, in bytes.
+    """Predicted peak memory of a step, in bytes.
 
-    host_bytes: resident memory of its processes. gpu_bytes: what they hold of a GPU; 0 where none computes.
+    host_bytes: resident memory of its processes. gpu_bytes: their GPU memory; 0 if no GPU is used.
     """
 
     host_bytes: int
@@ -25,10 +25,10 @@ class Peak:
 
 
 class Ahead:
-    """An input as far as it is known before the step runs, which may be before the input is there.
+    """What is known about an input before the step runs; the input itself may not exist yet.
 
-    step: name of the step that makes it. params: what that step is told. path: its folder; None while it
-    is not there.
+    step: name of the step that makes it. params: parameters of that step. path: its folder; None until it
+    exists. predict: returns the outline that the step will produce, if it can be predicted.
     """
 
     def __init__(
@@ -36,44 +36,44 @@ class Ahead:
         step: str,
         params: Mapping[str, Any],
         path: Path | None = None,
-        foretell: Callable[[], Outline | None] = lambda: None,
+        predict: Callable[[], Outline | None] = lambda: None,
     ) -> None:
         self.step = step
         self.params = params
         self.path = path
-        self._foretell = foretell
+        self._predict = predict
 
     @cached_property
     def outline(self) -> Outline | None:
-        """Config and headers of a checkpoint, as it lies there or as its step foretells it.
+        """Config and headers of a checkpoint: read from its folder, or predicted by its step.
 
-        None where they are not known yet. Raises what opening a checkpoint raises.
+        None if they are not known yet. Raises what opening a checkpoint raises.
         """
         if self.path is not None:
             from delivery.checkpoint import Checkpoint
 
             return Checkpoint.open(self.path)
-        return self._foretell()
+        return self._predict()
 
 
-# Role → what is known of its artifacts; a role that is bound to nothing is missing.
+# Role → what is known about its artifacts; unbound roles are absent.
 Known = Mapping[str, Sequence[Ahead]]
 
 
 def outline_of(inputs: Known, role: str) -> Outline | None:
-    """The outline of the one checkpoint in a role; None where it is not bound or not known."""
+    """The outline of the checkpoint bound to a role; None if unbound or unknown."""
     found = inputs.get(role, ())
     return found[0].outline if found else None
 
 
 def path_of(inputs: Known, role: str) -> Path | None:
-    """The folder of the one artifact in a role; None where it is not bound or not there."""
+    """The folder of the artifact bound to a role; None if unbound or not made yet."""
     found = inputs.get(role, ())
     return found[0].path if found else None
 
 
 def config_of(outline: Outline | None) -> ModelConfig | None:
-    """The config of a checkpoint, without torch; None where nothing is known of it yet."""
+    """The config of a checkpoint, without torch; None if it is not known yet."""
     from delivery.model.families import family_for
 
     return None if outline is None else family_for(outline.config).config(outline.config)

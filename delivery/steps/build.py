@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 @step
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """Build an engine: weights in the kernels' layout, a memory plan, kernels compiled and measured.
+    """Build an engine: packed weights, a memory plan, and kernels tuned on the device.
 
-    Everything about memory is decided here: weights + activation peak + overhead + KV blocks must fit, or
-    the build fails with the sum and the nearest setting that would. The engine carries a fingerprint of
-    what it was built with; on another machine it is refused, or its choices are made anew.
+    Memory is planned here: weights + peak activations + overhead + KV blocks must fit, or the build fails
+    with the sum and the nearest setting that fits. The engine carries a fingerprint of the hardware and
+    software it was built with; on a different machine it is refused, or its kernels are tuned again.
     """
 
     name: ClassVar[str] = "build"
@@ -29,31 +29,33 @@ class Build:
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "numba")
     device_matters: ClassVar[bool] = True
 
-    checkpoint: Input = takes(Kind.CHECKPOINT, "The model, float or quantised.")
+    checkpoint: Input = takes(Kind.CHECKPOINT, "The checkpoint to build from, float or quantised.")
     max_session_len: int = param(
         0,
-        "Input plus output tokens of a request; 0: what the model allows and fits.",
+        "Maximum input plus output tokens of a request; 0: as many as the model allows and memory fits.",
         metavar="TOKENS",
         at_least=0,
     )
-    max_num_seqs: int = param(0, "Requests in one batch at most; 0: 512 on a GPU, 64 on a CPU.", at_least=0)
+    max_num_seqs: int = param(
+        0, "Maximum number of requests in a batch; 0: 512 on a GPU, 64 on a CPU.", at_least=0
+    )
     max_num_batched_tokens: int = param(
-        0, "Tokens in one step at most; 0: 8192 on a GPU, 512 on a CPU.", metavar="TOKENS", at_least=0
+        0, "Maximum number of tokens in a step; 0: 8192 on a GPU, 512 on a CPU.", metavar="TOKENS", at_least=0
     )
-    enable_prefill: bool = param(True, "Fill steps with prompts; off (for chat): running decodes first.")
-    adaptive: bool = param(False, "Lower the tokens of a step while only short requests come.")
+    enable_prefill: bool = param(True, "Fill steps with prefill tokens; off (for chat): decode first.")
+    adaptive: bool = param(False, "Reduce the tokens per step while all requests are short.")
     cache_max_entry_count: float = param(
-        0.8, "Number of KV blocks if at least 1, else the share of free memory."
+        0.8, "KV cache size: a number of blocks if at least 1, else a share of free memory."
     )
-    block_size: int = param(64, "Tokens in a KV block.", metavar="TOKENS", at_least=1)
+    block_size: int = param(64, "Tokens per KV block.", metavar="TOKENS", at_least=1)
     kv: str = param(
         "auto",
-        "How the KV cache is stored; auto: in the dtype of the activations.",
+        "Data type of the KV cache; auto: the dtype of the activations.",
         choices=("auto", "int8", "int4", "fp8"),
     )
     dtype: str = param(
         "auto",
-        "Dtype of activations; auto: float32 on a CPU, the checkpoint's own on a GPU.",
+        "Dtype of the activations; auto: float32 on a CPU, the checkpoint's own on a GPU.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
 
@@ -80,7 +82,7 @@ class Build:
         if not self.max_session_len and plan["max_model_len"] < wanted:
             ctx.finding(
                 "info",
-                f"sessions hold {plan['max_model_len']} tokens; the model's {wanted} do not fit",
+                f"sessions are limited to {plan['max_model_len']} tokens; the model's {wanted} do not fit",
             )
 
     def check(self) -> None:
@@ -106,8 +108,8 @@ class Build:
         return outline_of(inputs, "checkpoint")
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
-        """On a CPU the weights twice, stored and packed. On a GPU what the engine holds: of a card that is
-        here its whole share of KV blocks, of another one the tokens of a step."""
+        """On a CPU the weights twice, stored and packed. On a GPU the engine's memory: with the full share of
+        KV blocks if this machine has the GPU, else with KV blocks for the tokens of one step."""
         from delivery.steps.sizes import card_bytes, loaded, packing, with_runtime
 
         outline = outline_of(inputs, "checkpoint")

@@ -1,4 +1,4 @@
-"""The calibrate step: text to token ids, and statistics of what flows through the float model."""
+"""The calibrate step: text to token ids, and activation statistics of the float model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SHOWN_CHARS = 160
 @step
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Render calibration text and gather statistics of the model's activations.
+    """Render calibration text and collect activation statistics.
 
     --corpus takes built-in corpora (legal, technical), files (.txt, .jsonl with text or messages,
-    .parquet), folders of these and named public sets, mixed by weight: legal=1,faq.jsonl=3. One decoder
-    block at a time is in memory; a killed run goes on where it was.
+    .parquet), folders of these and named public data sets, mixed by weight: legal=1,faq.jsonl=3. Only one
+    decoder block is in memory at a time; a killed run resumes after its last block.
     """
 
     name: ClassVar[str] = "calibrate"
@@ -41,13 +41,13 @@ class Calibrate:
     checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
     corpus: str = param(
         "legal,technical",
-        "Corpora that are rendered: NAME|FILE|FOLDER[=WEIGHT],...",
+        "Corpora to render: NAME|FILE|FOLDER[=WEIGHT],...",
         metavar="SPEC",
         path=bare_corpora,
     )
-    samples: int = param(128, "Number of sequences that are made of the text.")
-    sequence_length: int = param(2048, "Tokens per sequence at most.", metavar="TOKENS")
-    dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
+    samples: int = param(128, "Number of calibration sequences.")
+    sequence_length: int = param(2048, "Maximum number of tokens per sequence.", metavar="TOKENS")
+    dtype: str = param("auto", "Dtype of the computation; auto: float32 on a CPU.", choices=_DTYPES)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
@@ -61,7 +61,7 @@ class Calibrate:
         self.check()
         length = min(self.sequence_length, config.max_position)
         if length < self.sequence_length:
-            ctx.finding("info", f"the model was made for {length} tokens: samples are no longer than that")
+            ctx.finding("info", f"samples are limited to {length} tokens, the model's maximum length")
         tokenizer = checkpoint.tokenizer()
         rendered = render(self.corpus, tokenizer, self.samples, length, seed=ctx.seed)
         texts = [tokenizer.decode(s.token_ids, skip_special_tokens=False) for s in rendered.samples]
@@ -121,10 +121,10 @@ class Calibrate:
             ctx.finding(
                 "info",
                 f"corpus {name}: {row['tokens']:,} tokens ({row['token_share']:.0%}) in {row['samples']} "
-                f"samples from {row['documents']} documents, {row['truncated_documents']} cut short",
+                f"samples from {row['documents']} documents, {row['truncated_documents']} truncated",
             )
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(rendered.scripts.items())[:4])
-        ctx.finding("info", f"scripts by letters: {scripts or 'none'}")
+        ctx.finding("info", f"scripts by share of letters: {scripts or 'none'}")
         for sample, text in list(zip(rendered.samples, texts, strict=True))[:_SHOWN_SAMPLES]:
             ctx.finding("info", f"sample ({sample.corpus}): {text[:_SHOWN_CHARS]!r}")
 
@@ -136,7 +136,7 @@ class Calibrate:
         rendered: Rendered,
         digest: str,
     ) -> list[str]:
-        """Statistics of every layer, into the artifact; sentences about layers where tokens were left out."""
+        """Write every layer's statistics to the artifact; returns notes on layers with skipped tokens."""
         from safetensors.torch import save_file
 
         from delivery.quantization.calibration import STATISTICS
@@ -177,13 +177,13 @@ class Calibrate:
 
 def _advance(task: Task, layers: int) -> None:
     if layers:
-        task.note(f"going on after layer {layers}")
+        task.note(f"resuming after layer {layers}")
         task.advance(layers)
 
 
 def _notes(layer: int, found: Mapping[str, Any]) -> list[str]:
     return [
-        f"layer {layer}, input of {key}: {s.not_finite} tokens with infinite or NaN values were left out"
+        f"layer {layer}, input of {key}: {s.not_finite} tokens with infinite or NaN values were skipped"
         for key, s in found.items()
         if s.not_finite
     ]

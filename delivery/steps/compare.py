@@ -39,12 +39,12 @@ MEASUREMENT = "compare.json"
 @step
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Compare latency and memory with a baseline, with statistics that noise does not fool.
+    """Compare latency and memory with a baseline, using statistics that are robust to noise.
 
-    Both engines run side by side, interleaved A B B A, in 5, 8 or 12 pairs until the matter is clear: with
+    Both engines run side by side, interleaved A B B A, in 5, 8 or 12 pairs until the result is clear: with
     --baseline-engine, or with the engine of the stored baseline while the workdir still has it. Otherwise
     the runs are compared with the stored runs of this model, device and workload; `missing_baseline` in
-    the pipeline's gate says what happens when there are none.
+    the pipeline's gate decides what happens if there are none.
     """
 
     name: ClassVar[str] = "compare"
@@ -56,24 +56,24 @@ class Compare:
     engine: Input = takes(Kind.ENGINE, "The engine to judge.")
     baseline_engine: Input = takes(Kind.ENGINE, "The engine to compare with, side by side.", optional=True)
     workload: str = param(
-        "demo", "Workload that is run: one that ships, or a JSON file.", metavar="NAME|FILE", path=True
+        "demo", "Workload: the name of a built-in one, or a JSON file.", metavar="NAME|FILE", path=True
     )
     rate: float = param(
         0.0,
-        "Requests per second, at random (Poisson); 0: the workload's arrivals.",
+        "Requests per second, Poisson arrivals; 0: the workload's arrivals.",
         metavar="R",
         at_least=0,
     )
     runs: int = param(5, "Number of runs against a stored baseline; at least 5.")
     kv_tokens: int = param(
         0,
-        "Tokens of KV cache that both sides reserve; 0: twice what the workload can hold.",
+        "KV cache size of both sides in tokens; 0: twice what the workload needs.",
         metavar="TOKENS",
         at_least=0,
     )
     paired: str = param(
         "auto",
-        "Whether the stored baseline's engine runs beside it where it is at hand; off: only its stored runs.",
+        "Run the stored baseline's engine side by side if the workdir has it; off: use its stored runs.",
         choices=("auto", "off"),
         local=True,
     )
@@ -81,24 +81,26 @@ class Compare:
         "", "Measure this OpenAI-compatible server instead of the bundled engine.", metavar="URL"
     )
     runtime_name: str = param(
-        "", "What serves at --runtime: vllm, lmdeploy, sglang; default: what it says.", metavar="NAME"
+        "",
+        "Engine behind --runtime: vllm, lmdeploy, sglang; default: as the server reports it.",
+        metavar="NAME",
     )
     results: tuple[str, ...] = param(
         (),
-        "Files of vllm bench serve or GuideLLM, a run each, that are judged instead of measuring.",
+        "Result files of vllm bench serve or GuideLLM, one per run, to judge instead of measuring.",
         metavar="FILE",
         path=True,
     )
     limit: float = param(
         1.15,
-        "Largest ratio of a latency percentile to the baseline's.",
+        "Maximum ratio of a latency percentile to the baseline's.",
         metavar="RATIO",
         judges=True,
         at_least=1,
     )
     memory_limit: float = param(
         0.10,
-        "Largest departure of memory from the baseline's (0.1: 10 %).",
+        "Maximum relative deviation of memory from the baseline's (0.1: 10 %).",
         metavar="SHARE",
         judges=True,
         at_least=0.001,
@@ -106,19 +108,21 @@ class Compare:
     )
     memory_floor_bytes: int = param(
         16 << 20,
-        "On a CPU, a difference in memory in bytes too small to be told from noise.",
+        "Memory differences up to this many bytes count as noise on a CPU.",
         metavar="BYTES",
         judges=True,
     )
     foreign_limit: float = param(
         0.5,
-        "Share of the device that other processes may use meanwhile (0.5: half).",
+        "Share of the device that other processes may use during the measurement (0.5: half).",
         metavar="SHARE",
         judges=True,
         at_least=0,
     )
     self_test: bool = param(
-        False, "Plant known regressions in a copy of the baseline, each of which must be caught.", judges=True
+        False,
+        "Test the gate: inject known regressions into a copy of the baseline; each must be detected.",
+        judges=True,
     )
 
     def external(self) -> Mapping[str, str]:
@@ -141,7 +145,7 @@ class Compare:
             )
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """The workload, or the results, can be read, and no request is longer than the engines hold."""
+        """Check that the workload or the results are readable and that all requests fit the engines."""
         from delivery.bench.plan import check_lengths
         from delivery.gate.imports import read_results
         from delivery.steps.sizes import longest
@@ -160,7 +164,7 @@ class Compare:
             check_lengths(workload, "both sides reserve KV tokens:", self.kv_tokens, hint)
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
-        """Every engine in a process of its own, both at once where there are two."""
+        """One process per engine, both at the same time if there are two."""
         from delivery.steps.sizes import loaded, with_runtime
 
         if self.results or self.runtime:
@@ -173,17 +177,17 @@ class Compare:
         return with_runtime(needed, device, processes=len(found))
 
     def _reserved(self, kv_tokens: int) -> int:
-        """Tokens of KV cache that each side reserves."""
+        """KV cache size of each side in tokens."""
         from delivery.bench.plan import engine_options
 
         options = engine_options(self._workload(), kv_tokens)
         return options["cache_max_entry_count"] * options["block_size"]
 
     def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
-        """The stored baseline's engine, to run beside.
+        """The stored baseline's engine, to run side by side.
 
-        The engine that became the baseline itself keeps the partner that it was measured with then, so
-        that it is judged again without being measured again.
+        The engine that became the baseline keeps the partner that it was measured with, so that it can be
+        judged again without a new measurement.
         """
         from delivery.device import fingerprint
         from delivery.gate.lookup import find
@@ -287,9 +291,9 @@ class Compare:
         ).report()
 
     def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
-        """The candidate's runs of a measurement, or of a report about it, as a baseline keeps them.
+        """The candidate's runs from a measurement, or from a report about it, as a baseline snapshot.
 
-        Raises Undecided `measurement-invalid` for one that says nothing: everything would be held against it.
+        Raises Undecided `measurement-invalid` for an invalid measurement, which must not become a baseline.
         """
         from delivery.bench.measured import Measured, snapshot
         from delivery.report import compose

@@ -1,4 +1,4 @@
-"""The convert step: any source to one canonical checkpoint."""
+"""The convert step: a model from any source to one canonical checkpoint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 _FORMATS = ("auto", "safetensors", "bin", "gguf")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _RUNTIME_BYTES = 400_000_000
-"""Python with torch, before a tensor is read (measured)."""
+"""Memory of Python with torch before any tensor is read (measured)."""
 
 
 @step
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Read a model in any form and write one canonical safetensors checkpoint.
+    """Convert a model from any supported format to one canonical safetensors checkpoint.
 
     Reads Hugging Face directories (safetensors or pytorch_model.bin, single or sharded) and GGUF, from a
-    path, a Hub, a URL (http, s3, ...) or an OCI registry. The architecture comes from the checkpoint's own
-    `architectures`; tokenizer, chat template, generation config and all other files travel unchanged.
+    path, a Hub, a URL (http, s3, ...) or an OCI registry. The architecture is read from the checkpoint's
+    `architectures`; tokenizer, chat template, generation config and all other files are copied unchanged.
     """
 
     name: ClassVar[str] = "convert"
@@ -39,23 +39,25 @@ class Convert:
     libraries: ClassVar[tuple[str, ...]] = ("gguf", "tokenizers")
 
     model: str = param(
-        "", "What is converted: a path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True
+        "", "Model to convert: a path, demo, a Hub id or a URL.", metavar="PATH|demo|HUB_ID|URL", path=True
     )
     architecture: str = param(
-        "", "Class name that the checkpoint must state; an error where it differs.", metavar="CLASS"
+        "",
+        "Expected architecture (class name); it is an error if the checkpoint states another.",
+        metavar="CLASS",
     )
     source_format: str = param(
-        "auto", "Form in which the weights are stored; auto: as the files say.", choices=_FORMATS
+        "auto", "Format of the source; auto: detect it from the files.", choices=_FORMATS
     )
     revision: str = param("", "Branch, tag or commit of a Hub id; default: its main branch.", metavar="REV")
     download_dir: str = param("", "Folder for downloads; default: the cache.", local=True, metavar="DIR")
     trust_remote_code: bool = param(False, "Run the model's own Python code, to convert its tokenizer.")
     dtype: str = param(
-        "auto", "Dtype of all weights; auto keeps them, and makes quantised GGUF bfloat16.", choices=_DTYPES
+        "auto", "Dtype of all weights; auto: keep it, with bfloat16 for quantised GGUF.", choices=_DTYPES
     )
-    dequantize: bool = param(False, "Write an already quantised checkpoint's weights in floating point.")
+    dequantize: bool = param(False, "Dequantise the weights of an already quantised checkpoint.")
     shard_bytes: int = param(
-        5_000_000_000, "Largest size of one weight file in bytes.", metavar="BYTES", at_least=1
+        5_000_000_000, "Maximum size of a weight file in bytes.", metavar="BYTES", at_least=1
     )
 
     def run(self, ctx: StepContext) -> None:
@@ -79,7 +81,7 @@ class Convert:
         return self._model().digests()
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """The architecture is known and, where headers tell, every tensor that it needs is there."""
+        """Check that the architecture is known and, if headers list the tensors, that none is missing."""
         from delivery.checkpoint.complete import check_complete, check_shapes
 
         if (outline := self.outline(inputs)) is not None:

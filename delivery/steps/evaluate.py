@@ -1,4 +1,4 @@
-"""The evaluate check: quality of the engine against its source, on text that calibration never saw."""
+"""The evaluate check: quality of the engine relative to its source, on held-out text."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _DRIFT = 1.08
 class Evaluate:
     """Compare the engine with the unquantised source on held-out text of each corpus.
 
-    Perplexity, KL divergence and top-1 agreement, also before and after token 128, where quantisation
-    errors begin to add up; optionally BLEU-4 of long greedy outputs, and the share of them that is
-    garbled. A source that is itself broken agrees with its engine: absolute limits and the last
-    release's perplexity catch that.
+    Measures perplexity, KL divergence and top-1 agreement, overall and separately before and after token
+    128, where quantisation errors begin to accumulate; optionally BLEU-4 of long greedy outputs and the share
+    of garbled ones. A broken source agrees with its engine: absolute limits and the perplexity of the last
+    release detect that.
     """
 
     name: ClassVar[str] = "evaluate"
@@ -44,22 +44,24 @@ class Evaluate:
     engine: Input = takes(Kind.ENGINE, "The engine to judge.")
     source: Input = takes(Kind.CHECKPOINT, "The unquantised checkpoint.")
     checkpoint: Input = takes(
-        Kind.CHECKPOINT, "The quantised checkpoint; its layer errors are shown.", optional=True
+        Kind.CHECKPOINT,
+        "The quantised checkpoint, whose layer errors are shown in the report.",
+        optional=True,
     )
     corpus: str = param(
         "legal,technical",
-        "Corpora whose held-out text is scored: NAME|FILE|FOLDER,...",
+        "Corpora whose held-out text is evaluated: NAME|FILE|FOLDER,...",
         metavar="SPEC",
         path=bare_corpora,
     )
     windows: int = param(6, "Number of windows of held-out text per corpus.", at_least=1)
     window_tokens: int = param(256, "Tokens per window.", metavar="TOKENS", at_least=2)
     bleu_prompts: int = param(
-        0, "Number of windows that both models also continue greedily; 0: none.", at_least=0
+        0, "Number of windows that both models continue greedily, for BLEU; 0: none.", at_least=0
     )
-    bleu_tokens: int = param(128, "Tokens of such a continuation.", metavar="TOKENS", at_least=1)
+    bleu_tokens: int = param(128, "Tokens per continuation.", metavar="TOKENS", at_least=1)
     tasks: tuple[str, ...] = param(
-        (), "Labelled tasks: JSONL files of prompt and answer.", metavar="FILE", path=True
+        (), "Labelled tasks: JSONL files with prompt and answer.", metavar="FILE", path=True
     )
     harness: tuple[str, ...] = param(
         (),
@@ -70,7 +72,7 @@ class Evaluate:
     harness_limit: int = param(0, "Number of questions of each --harness task; 0: all.", at_least=0)
     drift: float = param(
         _DRIFT,
-        "Largest ratio of a perplexity to the last release's.",
+        "Maximum ratio of a perplexity to that of the last release.",
         metavar="RATIO",
         judges=True,
         at_least=0,
@@ -80,7 +82,7 @@ class Evaluate:
         return {**self._asked(), **code_in_key()}
 
     def _asked(self) -> dict[str, str]:
-        """Digests of the texts and tasks: what two measurements must have in common to be compared."""
+        """Digests of the texts and tasks, which must be equal for two measurements to be comparable."""
         from delivery.corpus import digest
 
         files = [Path(t) for t in (*self.tasks, *self.harness) if t in self.tasks or Path(t).is_file()]
@@ -98,7 +100,7 @@ class Evaluate:
             check_installed()
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """Tasks and corpora can be read, text is held out, no window is longer than the models allow."""
+        """Check that tasks and corpora are readable, held-out text exists, and windows fit the models."""
         from delivery.bench.tasks import read_task
         from delivery.corpus import check_heldout
 
@@ -128,7 +130,7 @@ class Evaluate:
                 )
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
-        """Both models at once."""
+        """Both models are loaded at the same time."""
         from delivery.steps.sizes import loaded, with_runtime
 
         engine, source = (
@@ -189,7 +191,7 @@ class Evaluate:
         (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
 
     def _tasks(self, ctx: StepContext, engine: LLM, source: LLM) -> dict[str, Any]:
-        """Right answers of both models per task."""
+        """Number of correct answers of both models per task."""
         from delivery.bench.harness import run_tasks
         from delivery.bench.tasks import accuracy, read_task
 
@@ -253,7 +255,7 @@ class Evaluate:
         )
 
     def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
-        """The numbers of a measurement, or of a report about it; they hold on whatever device."""
+        """The metrics of a measurement, or of a report about it; they do not depend on the device."""
         from delivery.gate.baseline import Snapshot
         from delivery.report import compose, quality
 
@@ -277,7 +279,7 @@ class Evaluate:
         return compose.place(model, {**measured, "device_slug": "any", "device": {}}, workload), snapshot
 
     def _release(self, ctx: JudgeContext) -> Found | None:
-        """The last release's numbers, where they are recorded."""
+        """The metrics of the last release, if they are recorded."""
         from delivery.report import compose
 
         place, snapshot = self.as_baseline(ctx.model, ctx.measurement, "first measurement here")

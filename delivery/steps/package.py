@@ -29,11 +29,11 @@ def _runtimes() -> tuple[str, ...]:
 @step
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """Make a signed Helm release of an engine whose reports allow it.
+    """Package an engine that passed the gate as a signed Helm release.
 
-    Refuses an engine whose reports failed, are missing, or are about another engine, and a runtime that
-    was not measured. The release holds the chart (a folder and a reproducible .tgz), the reports,
-    provenance, bill of materials, a runbook, an index of all of it and an Ed25519 signature.
+    Refuses an engine whose reports failed, are missing or are about another engine, and a runtime that
+    was not measured. The release contains the chart (a folder and a reproducible .tgz), the reports,
+    provenance, a bill of materials, a runbook, an index of all files and an Ed25519 signature.
     """
 
     name: ClassVar[str] = "package"
@@ -61,30 +61,35 @@ class Package:
         optional=True,
     )
     calibration: Input = takes(
-        Kind.CALIBRATION, "Calibration that it was made with, for the provenance.", many=True, optional=True
+        Kind.CALIBRATION,
+        "Calibration that the engine was made with, for the provenance.",
+        many=True,
+        optional=True,
     )
 
-    model: str = param("", "The model, as the pipeline names it.", metavar="NAME", path=True)
-    release_name: str = param("", "Name of the chart; default: from the model.", metavar="NAME")
+    model: str = param("", "Name of the model in the pipeline.", metavar="NAME", path=True)
+    release_name: str = param("", "Name of the chart; default: derived from the model.", metavar="NAME")
     model_name: str = param(
         "", "Name under which the model is served; default: the chart's name.", metavar="NAME"
     )
     chart_version: str = param("0.1.0", "Version of the chart (SemVer).", metavar="VERSION")
     revision: str = param("", "Revision of the model; default: the commit, or its digest.", metavar="REV")
-    runtime: str = param("deliver", "What serves the model; it must have been measured.", choices=_runtimes)
+    runtime: str = param(
+        "deliver", "Runtime that serves the model; it must have been measured.", choices=_runtimes
+    )
     image: str = param(
         "",
-        "Container image, REPOSITORY@sha256:DIGEST; without one the chart runs a local tag and says so.",
+        "Container image, REPOSITORY@sha256:DIGEST; default: a local tag, with a warning.",
         metavar="IMAGE",
     )
     model_source: str = param("pvc", "Where the cluster gets the model's files.", choices=_SOURCES)
     require: list[str] = param(
-        ["smoke", "evaluate", "compare"], "Checks that must have judged the engine.", metavar="CHECK"
+        ["smoke", "evaluate", "compare"], "Checks that the engine must have passed.", metavar="CHECK"
     )
     commit: str = param("", "Commit of the weights, for the provenance.", metavar="SHA")
     repository: str = param("", "Repository of the weights, for the provenance.", metavar="URL")
     signing_key: str = param(
-        "", "Ed25519 private key (PEM); without one an ephemeral key signs.", local=True, metavar="FILE"
+        "", "Ed25519 private key (PEM); default: an ephemeral key.", local=True, metavar="FILE"
     )
 
     def run(self, ctx: StepContext) -> None:
@@ -107,7 +112,7 @@ class Package:
                 config=facts.config,
                 licence=licence_of(served.path),
                 libraries=self.libraries,
-                params=self._told(),
+                params=self._recorded_params(),
                 commit=self.commit,
                 repository=self.repository,
             ),
@@ -119,7 +124,7 @@ class Package:
                 "warning", f"no image digest was given: the chart runs {chart.image.reference} by tag"
             )
         if signer.is_ephemeral:
-            ctx.finding("warning", "signed with an ephemeral key, which proves nobody's identity")
+            ctx.finding("warning", "signed with an ephemeral key, which proves no identity")
 
     def check(self) -> None:
         from delivery.errors import did_you_mean
@@ -134,25 +139,25 @@ class Package:
             if name not in checks:
                 raise UsageError(
                     "unknown-check",
-                    f"--require names {name!r}, which is no check",
-                    why=f"checks are {', '.join(checks)}",
+                    f"--require names {name!r}, which is not a check",
+                    why=f"the checks are {', '.join(checks)}",
                     hint=did_you_mean(name, checks),
                 )
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """Every check that is required has judged, or will have."""
+        """Check that every required check has a report, or will have one."""
         judged = {ahead.step for ahead in inputs.get("report", ())}
         missing = [name for name in self.require if name not in judged]
         if missing:
             raise UsageError(
                 "reports-missing",
-                f"no report of {', '.join(missing)} about the engine is given",
-                why=f"given are reports of {', '.join(sorted(judged)) or 'nothing'}",
-                hint="--report REF for each; or --require those that are given",
+                f"there is no report of {', '.join(missing)} about the engine",
+                why=f"reports were given of: {', '.join(sorted(judged)) or 'none'}",
+                hint="--report REF for each; or --require only those that were given",
             )
 
     def external(self) -> Mapping[str, str]:
-        """The public half of the key: it shapes the signature, and with it the release."""
+        """The key's id: the signature, and so the release, depends on it."""
         if not self.signing_key:
             return {}
         from delivery.release import Signer
@@ -210,17 +215,17 @@ class Package:
         )
 
     def _revision(self, served: Artifact, ancestors: list[Artifact]) -> str:
-        """The model's revision: as given, the weights' commit, what convert was told, or the digest."""
-        told = [str(a.manifest.params.get("revision", "")) for a in ancestors]
-        return self.revision or self.commit or "".join(told[:1]) or f"sha256-{served.digest[:12]}"
+        """The model's revision: as given, else the weights' commit, convert's `revision`, or the digest."""
+        revisions = [str(a.manifest.params.get("revision", "")) for a in ancestors]
+        return self.revision or self.commit or "".join(revisions[:1]) or f"sha256-{served.digest[:12]}"
 
-    def _told(self) -> dict[str, Any]:
-        """The parameters, as the provenance states them."""
+    def _recorded_params(self) -> dict[str, Any]:
+        """The parameters as recorded in the provenance."""
         fields = [f for f in fields_of(type(self)) if not f.is_input and not f.metadata["local"]]
         return {f.name: getattr(self, f.name) for f in fields} | {"model": self._model_shown()}
 
     def _model_shown(self) -> str:
-        """The model without folders of this machine, so that the same work gives the same bytes elsewhere."""
+        """The model without local folders, so that the release is byte-identical on other machines."""
         return Path(self.model).resolve().name if self.model and Path(self.model).exists() else self.model
 
 

@@ -30,10 +30,10 @@ def _formats() -> Sequence[str]:
 class Quantize:
     """Quantise the linear layers of a checkpoint.
 
-    Works through the decoder blocks one at a time; later blocks are fitted to what the quantised ones
-    before them make of the calibration samples. Schemes that look at the weights alone need no
-    calibration. The result is a Hugging Face model directory; layers.json holds every layer's error. A
-    killed run goes on where it was.
+    Processes one decoder block at a time; each block is fitted to the outputs of the quantised blocks before
+    it on the calibration samples. Schemes that use only the weights need no calibration. The result is a
+    Hugging Face model directory; layers.json lists every layer's error. A killed run resumes after its last
+    finished block.
     """
 
     name: ClassVar[str] = "quantize"
@@ -44,73 +44,75 @@ class Quantize:
 
     checkpoint: Input = takes(Kind.CHECKPOINT, "The float model.")
     calibration: Input = takes(
-        Kind.CALIBRATION, "Token ids and statistics, for schemes that look at activations.", optional=True
+        Kind.CALIBRATION, "Token ids and statistics, for schemes that use activations.", optional=True
     )
-    scheme: str = param("awq-w4a16", "Scheme by which the linear layers are quantised.", choices=scheme_names)
+    scheme: str = param("awq-w4a16", "Quantisation scheme of the linear layers.", choices=scheme_names)
     format: str = param(
-        "auto", "Format in which the result is stored; auto: the scheme's usual one.", choices=_formats
+        "auto", "Checkpoint format of the result; auto: the scheme's usual one.", choices=_formats
     )
     group_size: str = param(
         "128", "Input features per scale: N, -1 for all, or attention=N,mlp=N[,embedding=N].", metavar="SIZE"
     )
-    symmetric: bool = param(False, "Integers around zero instead of zero points (-8..7, absmax / 7.5).")
-    narrow: bool = param(False, "With --symmetric: -7..7 and absmax / 7.")
-    clip: bool = param(False, "Search narrower ranges for the groups of 4-bit schemes.")
+    symmetric: bool = param(False, "Symmetric quantisation, without zero points (-8..7, absmax / 7.5).")
+    narrow: bool = param(False, "With --symmetric: restrict the range to -7..7 (absmax / 7).")
+    clip: bool = param(False, "Search for narrower clipping ranges per group (4-bit schemes).")
     outliers: float = param(
-        0.0, "Share of the weights kept at 6 bit, such as 0.001 (--format deliver).", metavar="SHARE"
+        0.0, "Share of the weights kept in 6 bits, such as 0.001 (--format deliver).", metavar="SHARE"
     )
     rounding: str = param(
         "nearest",
-        "How 4-bit AWQ and SmoothQuant round; gptq makes up for errors.",
+        "Rounding of 4-bit AWQ and SmoothQuant; gptq compensates rounding errors.",
         choices=("nearest", "gptq"),
     )
     duo: str = param(
         "both",
-        "AWQ: divide scales by the size of the weights too; both: try with and without.",
+        "AWQ: also divide scales by the weights' magnitude; both: try with and without.",
         choices=("off", "on", "both"),
     )
-    points: int = param(0, "AWQ: number of ratios that are tried; 0: search coarse to fine.", at_least=0)
+    points: int = param(0, "AWQ: number of ratios to try; 0: coarse-to-fine search.", at_least=0)
     act_order: str = param(
         "static",
-        "GPTQ: take columns by falling activation; group: form groups of them too.",
+        "GPTQ: process columns by decreasing activation; group: also form groups in that order.",
         choices=("off", "static", "group"),
     )
     damping: float = param(
-        0.1, "GPTQ: share of its own diagonal added to the Hessian.", metavar="SHARE", at_least=0
+        0.1, "GPTQ: damping, the share of its own diagonal added to the Hessian.", metavar="SHARE", at_least=0
     )
     alpha: float = param(
-        0.5, "SmoothQuant: share of the range that moves into the weights, 0 to 1.", metavar="SHARE"
+        0.5,
+        "SmoothQuant: migration strength, the share of the range moved into the weights, 0 to 1.",
+        metavar="SHARE",
     )
-    search_scale: bool = param(False, "SmoothQuant: search --alpha for every layer by itself.")
+    search_scale: bool = param(False, "SmoothQuant: search for the best --alpha of each layer.")
     kv: str = param(
-        "none", "Measure scales for a KV cache of this type.", choices=("none", "int8", "int4", "fp8")
+        "none", "Calibrate scales for a KV cache of this type.", choices=("none", "int8", "int4", "fp8")
     )
     recipe: str = param(
-        "", "Schemes for some layers: '*.down_proj=w8a16,*.layers.0.*=skip'.", metavar="RULES"
+        "", "Schemes for individual layers: '*.down_proj=w8a16,*.layers.0.*=skip'.", metavar="RULES"
     )
     skip: str = param("", "Layers to leave in floating point: '*.o_proj,*.layers.0.*'.", metavar="PATTERNS")
     tensor_parallel: int = param(
-        1, "Number of ranks that the result will be cut over; groups are chosen to fit.", at_least=1
+        1, "Number of tensor-parallel ranks that the group size has to fit.", at_least=1
     )
-    propagate: bool = param(True, "Fit later blocks to the errors of earlier ones.")
+    propagate: bool = param(True, "Fit each block to the quantisation errors of the blocks before it.")
     qat: int = param(
         0, "Fine-tune the last N blocks on the calibration samples; 2 is usual, 0: none.", at_least=0
     )
     qat_loss: str = param(
         "distill",
-        "What --qat minimises: the distance to the float model, or the loss on the text.",
+        "Loss of --qat: the distance to the float model, or the language-model loss on the text.",
         choices=("distill", "next-token"),
     )
     qat_steps: int = param(60, "Number of gradient steps of --qat.", at_least=1)
     max_layer_error: float = param(
         0.0,
-        "Fail when a layer's relative error exceeds this (0.1: 10 %); 0: no limit.",
+        "Fail if a layer's relative error exceeds this (0.1: 10 %); 0: no limit.",
         metavar="RATIO",
         at_least=0,
     )
-    dtype: str = param("auto", "Dtype that blocks compute in; auto: float32 on a CPU.", choices=_DTYPES)
+    dtype: str = param("auto", "Dtype of the computation; auto: float32 on a CPU.", choices=_DTYPES)
     shard_bytes: int = param(
-        5_000_000_000, "Largest size of one weight file in bytes.", metavar="BYTES", local=True, at_least=1
+        5_000_000_000, "Maximum size of a weight file in bytes.", metavar="BYTES", local=True, at_least=1
     )
 
     def check(self) -> None:
@@ -128,15 +130,15 @@ class Quantize:
             raise UsageError(
                 "outliers",
                 f"--outliers {self.outliers:g} with --scheme {self.scheme} --rounding {self.rounding}",
-                why="expected a share of 0 to 0.1, and a scheme that rounds each weight by itself",
+                why="expected a share from 0 to 0.1, and a scheme that rounds each weight independently",
                 hint="--scheme awq-w4a16 --outliers 0.001 --format deliver",
             )
         if self.qat and not self.propagate:
             raise UsageError(
                 "qat-needs-propagation",
                 "--qat with --no-propagate",
-                why="fine-tuning starts from what the quantised blocks before it make of the samples",
-                hint="leave one of them out",
+                why="fine-tuning starts from the outputs of the quantised blocks on the samples",
+                hint="drop one of the two options",
             )
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
@@ -155,7 +157,7 @@ class Quantize:
         self._plan(outline, calibrated)
 
     def outline(self, inputs: Known) -> Outline | None:
-        """The float model's with the size that it will have; its tensors' names are left as they are."""
+        """The float model's outline with the predicted size; tensor names are unchanged."""
         from delivery.checkpoint.outline import Foretold
         from delivery.quantization.memory import quantized_bytes
         from delivery.steps.ahead import config_of
@@ -165,9 +167,9 @@ class Quantize:
         if source is None or config is None:
             return None
         bits = 4 if self.scheme.endswith("w4a16") else 8
-        told = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
+        config = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
         size_bytes = quantized_bytes(config, source.size_bytes(), bits)
-        return Foretold(told, source.names(), source.shape, size_bytes)
+        return Foretold(config, source.names(), source.shape, size_bytes)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint
@@ -214,7 +216,7 @@ class Quantize:
             tuned = job.fit(store, task.note, task.advance)
         if tuned is not None:
             what = "relative error" if self.qat_loss == "distill" else "next-token loss"
-            text = f"{what} on samples kept out {tuned.before:.4f} before, {tuned.after:.4f} after"
+            text = f"{what} on held-out samples {tuned.before:.4f} before, {tuned.after:.4f} after"
             ctx.finding("info", f"last {self.qat} blocks fine-tuned: {text}")
             ctx.metric("qat_error_before", tuned.before, "ratio", "lower")
             ctx.metric("qat_error_after", tuned.after, "ratio", "lower")
@@ -244,16 +246,16 @@ class Quantize:
         check_schemes(sorted({self.scheme, *parse_recipe(self.recipe).values()} - {SKIP}))
 
     def _is_usual(self) -> bool:
-        """Whether the settings leave it to the scheme how weights are stored: that fits every model.
+        """Whether the scheme's default storage is used, which fits every model.
 
-        Then nothing has to be asked of the formats, which know only with torch.
+        If so, the formats, which need torch, do not have to be consulted.
         """
         asked = (self.recipe, self.skip, self.symmetric, self.narrow, self.outliers, self.tensor_parallel > 1)
         stored = self.format == "auto" and self.kv == "none"
         return stored and not any(asked) and self.group_size.isdecimal()
 
     def _plan(self, checkpoint: Outline, calibrated: bool) -> tuple[ModelConfig, Wishes, ModelPlan, str]:
-        """Config, wishes, the plan, and the format that holds it; raises as `feasible_plan`."""
+        """Config, wishes, the plan and its format; raises as `feasible_plan`."""
         from delivery.model import load_config
         from delivery.quantization.feasible import check_float, feasible_plan
 
@@ -285,7 +287,7 @@ class Quantize:
             damping=self.damping,
             alpha=self.alpha,
             search_scale=self.search_scale,
-            # bfloat16 scales are float16 numbers too, so every export holds the same weights.
+            # bfloat16 scales are float16 numbers too, so every export contains the same weights.
             scale_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float16,
         )
         recipe, skip = parse_recipe(self.recipe), parse_patterns(self.skip)

@@ -1,4 +1,4 @@
-"""How much the inputs of a step take and hold, foretold from configs and headers: bytes, tokens. No torch."""
+"""Predicted sizes of a step's inputs, in bytes and tokens, from configs and headers. No torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from delivery.model import ModelConfig
 
 _BUILT = ("max_num_seqs", "max_num_batched_tokens", "kv")
-"""Parameters of build that decide how much memory its engine takes, named as the engine names them."""
+"""Parameters of build, by the engine's names, that determine the engine's memory."""
 
 
 def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **options: Any) -> Loaded | None:
-    """About what the engine or checkpoint in a role takes once it is loaded; None where it is not known.
+    """Approximate memory of the engine or checkpoint in a role once it is loaded; None if unknown.
 
-    options: engine options that go before those that the engine was built with.
+    options: engine options that override those that the engine was built with.
     """
     outline = outline_of(inputs, role)
     config = config_of(outline)
     if outline is None or config is None:
         return None
     ahead, engine = inputs[role][0], role.endswith("engine")
-    # Of an engine that is still to be built, the outline is its checkpoint's.
+    # For an engine that is not built yet, the outline is its checkpoint's.
     packed = engine and ahead.path is not None
-    told = ahead.params if engine else {}
-    built = {name: told[name] for name in _BUILT if told.get(name)}
+    params = ahead.params if engine else {}
+    built = {name: params[name] for name in _BUILT if params.get(name)}
     length = min(kv_tokens, options.get("max_model_len") or config.max_position)
     return foresee.loaded(
         config,
@@ -44,7 +44,7 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
 
 
 def with_runtime(needed: Loaded, device: str, processes: int = 1) -> Peak:
-    """The same with what every process takes by itself."""
+    """The same plus the fixed overhead of a process."""
     if device == "cpu":
         return Peak(processes * foresee.CPU_RUNTIME_BYTES + needed.host_bytes)
     return Peak(
@@ -54,19 +54,19 @@ def with_runtime(needed: Loaded, device: str, processes: int = 1) -> Peak:
 
 
 def packing(stored_bytes: int) -> Peak:
-    """Of building on a CPU: the weights as they are stored, and packed."""
+    """Memory of building on a CPU: the weights as stored, and packed."""
     return Peak(foresee.CPU_RUNTIME_BYTES + 2 * stored_bytes)
 
 
 def card_bytes() -> int | None:
-    """Memory of the first GPU; None where there is none."""
+    """Memory of the first GPU in bytes; None if there is none."""
     from delivery.device import fingerprint, gpu_count
 
     return fingerprint("cuda").memory_bytes if gpu_count() else None
 
 
 def layer_by_layer(config: ModelConfig, tokens: int, longest: int, *, gram: bool, device: str) -> Peak:
-    """Peak of walking through a model block by block; arguments as `quantization.memory` takes them."""
+    """Peak memory of processing a model block by block; arguments as in `quantization.memory`."""
     from delivery.quantization.memory import block_bytes, predict_peak_bytes
 
     computed = predict_peak_bytes(config, tokens, longest, gram=gram, device=device)
@@ -76,7 +76,7 @@ def layer_by_layer(config: ModelConfig, tokens: int, longest: int, *, gram: bool
 
 
 def sizes_of(calibration: Sequence[Ahead]) -> tuple[int, int]:
-    """(tokens, longest sample) of a calibration that is there; of one to come, what its step is told."""
+    """(tokens, longest sample) of a calibration; from its step's parameters if it is not made yet."""
     if not calibration:
         return 0, 0
     ahead = calibration[0]
@@ -88,9 +88,9 @@ def sizes_of(calibration: Sequence[Ahead]) -> tuple[int, int]:
 
 
 def longest(inputs: Known) -> tuple[str, int] | None:
-    """What bounds the tokens of a request to the engines and the source, in words, and the bound.
+    """The smallest limit on request tokens among the engines and the source: in words, and as a number.
 
-    None where none of them is known.
+    None if no limit is known.
     """
     limits: list[tuple[str, int]] = []
     if (source := config_of(outline_of(inputs, "source"))) is not None:
@@ -106,7 +106,7 @@ def longest(inputs: Known) -> tuple[str, int] | None:
 
 
 def session_len(engine: Ahead) -> int | None:
-    """Input plus output tokens that an engine holds; of one to come, what build is told. None if unknown."""
+    """Maximum input plus output tokens of an engine, or of one that is to be built. None if unknown."""
     if engine.path is None:
         return engine.params.get("max_session_len") or None
     about = engine.path / "engine.json"

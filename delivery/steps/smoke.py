@@ -1,4 +1,4 @@
-"""The smoke check: real conversations with the engine, judged by what came back."""
+"""The smoke check: real conversations with the engine, judged by the answers."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _BLOCK = 64
 
 
 def _shipped() -> dict[str, Path]:
-    """Shipped suites by name."""
+    """Built-in suites by name."""
     return {path.stem: path for path in sorted(resource("smoke").glob("*.yaml"))}
 
 
 @step
 @dataclass(frozen=True, kw_only=True)
 class Smoke:
-    """Talk to the engine and judge the answers: sense, language, endings, loops, speed.
+    """Prompt the engine and check its answers: content, language, endings, loops, speed.
 
     Suites are data (smoke/*.yaml): single turns, conversations, summaries of long text. Answers must not
-    be garbled, must not repeat themselves, must end, and must hold what the suite expects. Ten timed runs
-    give a coarse alarm against the baseline; the perplexity of the suite's reference text has an absolute
-    limit, because a fault in the source itself shows in no comparison with it.
+    be garbled, must not repeat themselves, must end, and must contain what the suite expects. Ten timed runs
+    give a coarse latency alarm against the baseline; the perplexity of the suite's reference text has an
+    absolute limit, because a comparison with the source cannot show a fault of the source itself.
     """
 
     name: ClassVar[str] = "smoke"
@@ -48,25 +48,25 @@ class Smoke:
     libraries: ClassVar[tuple[str, ...]] = ("torch", "triton", "tokenizers")
     device_matters: ClassVar[bool] = True
 
-    engine: Input = takes(Kind.ENGINE, "The engine to talk to.")
+    engine: Input = takes(Kind.ENGINE, "The engine to test.")
     source: Input = takes(
         Kind.CHECKPOINT,
-        "The unquantised checkpoint; without it greedy tokens are not compared.",
+        "The unquantised checkpoint, to compare greedy tokens with; default: no comparison.",
         optional=True,
     )
     suites: tuple[str, ...] = param(
         ("english",),
-        "Suites of prompts, by name or as files.",
+        "Prompt suites, by name or as files.",
         metavar="NAME|FILE",
         path=lambda s: Path(s).stem,
     )
     runs: int = param(10, "Number of timed runs.", at_least=1)
     limit: float = param(
-        1.15, "Largest ratio of P50 and P95 to the baseline's.", metavar="RATIO", judges=True, at_least=1
+        1.15, "Maximum ratio of P50 and P95 to the baseline's.", metavar="RATIO", judges=True, at_least=1
     )
     memory_limit: float = param(
         0.10,
-        "Largest departure of a GPU's process memory from the plan (0.1: 10 %).",
+        "Maximum relative deviation of the process' GPU memory from the plan (0.1: 10 %).",
         metavar="SHARE",
         judges=True,
         at_least=0,
@@ -76,7 +76,7 @@ class Smoke:
         return hash_files(self._paths()) | code_in_key()
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """The suites can be read, and no prompt is longer than the models allow."""
+        """Check that the suites are readable and that all prompts fit the models."""
         from delivery.checkpoint import Checkpoint
         from delivery.steps.sizes import longest
 
@@ -89,7 +89,7 @@ class Smoke:
         what, most = limit
         for suite in suites:
             for prompt in suite.prompts:
-                # Without the template's own tokens: what is refused here cannot fit.
+                # Without the template's own tokens: a prompt refused here cannot fit.
                 texts = [m["content"] or "" for m in prompt.messages]
                 tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
                 if tokens + prompt.max_tokens > most:
@@ -101,7 +101,7 @@ class Smoke:
                     )
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
-        """The larger of the two that are asked, one after the other."""
+        """The larger of the two models, which are loaded one after the other."""
         from delivery.steps.sizes import loaded, with_runtime
 
         engine, source = (loaded(inputs, r, _KV_BLOCKS * _BLOCK, device) for r in ("engine", "source"))
@@ -139,7 +139,7 @@ class Smoke:
         (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
 
     def _talk(self, ctx: StepContext, llm: Any, suites: list[Suite], measured: dict[str, Any]) -> list[Any]:
-        """Everything that the engine is asked; fills `measured` and returns the answers."""
+        """Run all prompts on the engine; fills `measured` and returns the answers."""
         from delivery.bench.ask import ask, open_turns, time_runs
         from delivery.bench.memory import MemoryWatch
         from delivery.bench.quality import perplexity_nll
@@ -222,7 +222,7 @@ class Smoke:
         )
 
     def as_baseline(self, model: str, report: Artifact, reason: str) -> tuple[Place, Snapshot]:
-        """The timed runs of a measurement, or of a report about it, as a baseline keeps them."""
+        """The timed runs from a measurement, or from a report about it, as a baseline snapshot."""
         from delivery.gate.baseline import Snapshot
         from delivery.report import compose, smoke
 
@@ -241,7 +241,7 @@ class Smoke:
         return compose.place(model, measured, smoke.timed_workload(measured, self.runs)), snapshot
 
     def _baseline(self, ctx: JudgeContext) -> Found | None:
-        """The baseline of the timed runs; without one the alarm is silent, and compare says what follows."""
+        """The baseline of the timed runs; without one there is no alarm, and compare decides what follows."""
         from delivery.report import compose
 
         place, snapshot = self.as_baseline(ctx.model, ctx.measurement, "first measurement here")
@@ -262,7 +262,7 @@ class Smoke:
                 )
             out.append(path)
         if not out:
-            raise UsageError("unknown-suite", "no smoke suite is named", hint=did_you_mean("", known))
+            raise UsageError("unknown-suite", "no smoke suite was given", hint=did_you_mean("", known))
         return out
 
     def _read(self) -> list[Suite]:

@@ -10,7 +10,7 @@ Step modules are imported for `--help`, so they import torch inside `run` only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
@@ -37,10 +37,10 @@ Input = str | Sequence[str] | None
 def takes(kind: Kind, help: str = "", *, optional: bool = False, many: bool = False) -> Any:
     """Declare an input: its role is the field's name.
 
-    In a pipeline that does not say what it is, a role is bound by these rules:
-    `source` to the checkpoint that the step's other inputs descend from (the convert step's);
+    If the pipeline does not bind the role, these rules do:
+    `source` to the checkpoint that the step's other inputs were made from (the convert step's);
     a `many` role of reports to every report about the same engine, of another kind to everything of
-    that kind that the step's other inputs descend from;
+    that kind that the step's other inputs were made from;
     an optional role of a kind that another role of the step has too, to nothing;
     any other to the nearest earlier step that makes the kind.
     """
@@ -67,11 +67,11 @@ def param(
 
     choices: allowed values, or a function that lists them (called when needed, never at import).
     secret: never written to a manifest, a log or a report.
-    judges: enters the verdict only, so it is not part of the measurement's cache key.
-    local: how the work is done here (threads, cache folders), not what comes out; not in the key.
+    judges: affects the verdict only, so it is not part of the measurement's cache key.
+    local: affects how the work is done (threads, cache folders) but not the result; not in the key.
     path: may name local files or folders; then only their last part is recorded, so that the same content
-    elsewhere is the same work. Their content has to be in `external()`. A function gives what is recorded.
-    at_least, at_most: the smallest and the largest number that is taken, in the parameter's own unit.
+    elsewhere has the same key. Their content has to be in `external()`. A function returns what is recorded.
+    at_least, at_most: the smallest and the largest allowed number, in the parameter's own unit.
     """
     metadata = {
         "input": False,
@@ -91,7 +91,7 @@ def param(
 
 
 class Task(Protocol):
-    """A progress bar, or plain lines where stderr is no terminal."""
+    """A progress bar, or plain lines if stderr is not a terminal."""
 
     def advance(self, amount: float = 1) -> None: ...
     def note(self, text: str) -> None: ...
@@ -105,11 +105,11 @@ class StepContext(Protocol):
     out: Path
     """Temporary directory that becomes the artifact by rename."""
     scratch: Path
-    """Survives a kill; keyed by the cache key and locked: per-layer resume lives here."""
+    """Work directory that survives a kill, one per cache key and locked; used to resume per layer."""
     device: str
     seed: int
     gate: Mapping[str, Json]
-    """What a check's measurement will be judged by; read only to know when enough was measured."""
+    """What the measurement will be judged by; read only to decide when enough has been measured."""
 
     def input(self, role: str) -> Artifact: ...
     def inputs(self, role: str) -> list[Artifact]: ...
@@ -120,13 +120,13 @@ class StepContext(Protocol):
 
 
 class JudgeContext(Protocol):
-    """What a check's verdict is made from: the measurement, the limits and the baselines."""
+    """The inputs of a check's verdict: the measurement, the limits and the baselines."""
 
     measurement: Artifact
     out: Path
     """Already holds links to the measurement's files; `judge` adds `report.json` and its renderings."""
     model: str
-    """Name of the model, as baselines are filed under it."""
+    """Name of the model that baselines are stored under."""
     gate: Mapping[str, Json]
     """The pipeline's `gate:` section as plain JSON: metrics, limits, slo, missing_baseline, waivers.
 
@@ -143,7 +143,7 @@ class JudgeContext(Protocol):
 
 
 class PartnerContext(Protocol):
-    """What a step may look at to name further inputs; `inputs` are digests of those it was given."""
+    """What a step may use to name further inputs; `inputs` has the digests of those it was given."""
 
     model: str
     device: str
@@ -163,7 +163,7 @@ class Step(Protocol):
     version: ClassVar[int]
     makes: ClassVar[Kind]
     libraries: ClassVar[tuple[str, ...]]
-    """Distributions whose version shapes the output, and so the cache key."""
+    """Distributions whose version affects the output, and so the cache key."""
     device_matters: ClassVar[bool]
     """Whether the output depends on the class of the device (default no)."""
     seed_matters: ClassVar[bool]
@@ -174,29 +174,29 @@ class Step(Protocol):
     def run(self, ctx: StepContext) -> None: ...
 
     def check(self) -> None:
-        """Raise UsageError for values that cannot work whatever the inputs are. Without torch, in no time."""
+        """Raise UsageError for values that cannot work with any inputs. Fast, without torch."""
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """Raise for values that cannot work with these inputs on 'cpu' or 'cuda', as far as they are known.
+        """Raise for values that cannot work with these inputs, as far as they are known, on 'cpu' or 'cuda'.
 
-        Called before anything of a run is computed, again when an input that was not known has been made,
-        and when the step is run alone. From configs and headers only; no weight is read.
+        Called before a run computes anything, again when an unknown input has been made, and when the step
+        is run on its own. Uses configs and headers only; no weight is read.
         """
 
     def outline(self, inputs: Known) -> Outline | None:
-        """What the checkpoint that the step makes will hold; None where that is not known. Without torch."""
+        """Predicted outline of the checkpoint that the step makes; None if unknown. Without torch."""
         ...
 
     def external(self) -> Mapping[str, str]:
-        """Name → SHA-256 of every outside file or text that shapes the output."""
+        """Name → SHA-256 of every external file or text that affects the output."""
         ...
 
     def partners(self, ctx: PartnerContext) -> Mapping[str, str]:
-        """Role → digest of what an optional role left open would best be, where the store has it."""
+        """Role → digest of the artifact that an unbound optional role should use if the store has it."""
         ...
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
-        """Peak memory on 'cpu' or 'cuda', foretold from config and headers alone, without torch; None when
+        """Peak memory on 'cpu' or 'cuda', predicted from config and headers only, without torch; None if
         unknown."""
         ...
 
@@ -227,7 +227,7 @@ def fields_of(cls: type[Any]) -> tuple[Field, ...]:
 
 
 def step(cls: type[T]) -> type[T]:
-    """Check a step class and fill in what it leaves out; stands above `@dataclass(frozen=True, ...)`."""
+    """Check a step class and add the defaults it omits; place it above `@dataclass(frozen=True, ...)`."""
     for name in ("name", "makes"):
         if not hasattr(cls, name):
             raise TypeError(f"{cls.__name__} needs a class variable {name!r}")
@@ -257,7 +257,3 @@ def step(cls: type[T]) -> type[T]:
 def is_check(cls: type[Any]) -> bool:
     """Whether the step judges: it has a `judge(ctx: JudgeContext) -> Report`."""
     return hasattr(cls, "judge")
-
-
-def input_roles(cls: type[Any]) -> Iterable[str]:
-    return (f.name for f in fields_of(cls) if f.is_input)

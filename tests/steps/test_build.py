@@ -36,7 +36,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(tiny_checkpoint: 
 def test_shrunken_sessions_are_said(tiny_checkpoint: Path, tmp_path: Path) -> None:
     ctx = context(tmp_path, "engine", checkpoint=tiny_checkpoint)
     Build(checkpoint="m", cache_max_entry_count=3).run(ctx)
-    assert "sessions hold 192 tokens; the model's 512 do not fit" in ctx.texts("info")
+    assert "sessions are limited to 192 tokens; the model's 512 do not fit" in ctx.texts("info")
 
 
 def test_peak_is_foretold(tiny_checkpoint: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(
     done.append(-1)
     step(corpus).run(again)
     assert done == [0, 1, -1, 2]
-    assert "going on after layer 2" in again.notes
+    assert "resuming after layer 2" in again.notes
     for name in ("tokens.safetensors", "statistics.safetensors", "samples.jsonl", "calibration.json"):
         assert (again.out / name).read_bytes() == (whole.out / name).read_bytes(), name
 
@@ -158,4 +158,4 @@ def test_samples_are_no_longer_than_the_model_was_made_for(model: Path, corpus: 
     ctx = context(tmp_path, "cal", checkpoint=short)
     step(corpus).run(ctx)
     assert max(map(len, read_calibration(ctx.out).samples)) == 20
-    assert "made for 20 tokens" in ctx.texts("info")
+    assert "limited to 20 tokens" in ctx.texts("info")

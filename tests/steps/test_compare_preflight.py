@@ -23,12 +23,12 @@ def known(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     build(tiny_checkpoint, folder, device="cpu", max_model_len=128)
     source = [Ahead("convert", {}, tiny_checkpoint)]
     foretold = Ahead(
-        "build", {"max_session_len": 128}, foretell=lambda: Build().outline({"checkpoint": source})
+        "build", {"max_session_len": 128}, predict=lambda: Build().outline({"checkpoint": source})
     )
     return {
         "made": {"engine": [Ahead("build", {"max_session_len": 128}, folder)]},
         "foretold": {"engine": [foretold]},
-        "open": {"engine": [Ahead("build", {}, foretell=foretold._foretell)]},
+        "open": {"engine": [Ahead("build", {}, predict=foretold._predict)]},
     }
 
 

@@ -112,7 +112,7 @@ def test_a_release_is_made_and_verifies(make: Make, chain: dict[str, Artifact]) 
     assert chart["version"] == "2.0.1"
     assert chart["appVersion"] == "c" * 40
     assert chart["annotations"]["deliver.dev/engine"] == f"sha256:{chain['engine'].digest}"
-    assert ctx.told == ["warning: signed with an ephemeral key, which proves nobody's identity"]
+    assert ctx.told == ["warning: signed with an ephemeral key, which proves no identity"]
 
 
 def test_values_come_from_what_was_measured(make: Make, chain: dict[str, Artifact]) -> None:

@@ -21,9 +21,7 @@ def known(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     folder = tmp_path_factory.mktemp("engine") / "engine"
     build(tiny_checkpoint, folder, device="cpu", max_model_len=128)
     source = [Ahead("convert", {}, tiny_checkpoint)]
-    engine = Ahead(
-        "build", {"max_session_len": 128}, foretell=lambda: Build().outline({"checkpoint": source})
-    )
+    engine = Ahead("build", {"max_session_len": 128}, predict=lambda: Build().outline({"checkpoint": source}))
     return {
         "made": {"engine": [Ahead("build", {}, folder)], "source": source},
         "foretold": {"engine": [engine], "source": source},
@@ -73,8 +71,8 @@ def test_sessions_longer_than_the_model(known: dict[str, Known]) -> None:
 
 def test_checks_that_nothing_reports() -> None:
     reports = [Ahead("smoke", {}), Ahead("compare", {})]
-    with pytest.raises(UsageError, match=r"no report of evaluate [\s\S]*reports of compare, smoke"):
+    with pytest.raises(UsageError, match=r"no report of evaluate [\s\S]*given of: compare, smoke"):
         Package().preflight({"report": reports})
     Package(require=["smoke", "compare"]).preflight({"report": reports})
-    with pytest.raises(UsageError, match=r"names 'smok', which is no check[\s\S]*did you mean 'smoke'"):
+    with pytest.raises(UsageError, match=r"names 'smok', which is not a check[\s\S]*did you mean 'smoke'"):
         Package(require=["smok"]).check()

@@ -23,7 +23,7 @@ H200_BYTES = 139 * GIB
 @pytest.fixture(scope="module")
 def known(tiny_checkpoint: Path) -> Known:
     model = [Ahead("convert", {}, tiny_checkpoint)]
-    engine = [Ahead("build", {}, foretell=lambda: Build().outline({"checkpoint": model}))]
+    engine = [Ahead("build", {}, predict=lambda: Build().outline({"checkpoint": model}))]
     return {"checkpoint": model, "source": model, "engine": engine}
 
 
@@ -53,7 +53,7 @@ def test_an_engine_takes_its_share_of_the_card_that_is_here(
 
 def test_smaller_batches_take_less(known: Known) -> None:
     params = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
-    small = [Ahead("build", params, foretell=known["engine"][0]._foretell)]
+    small = [Ahead("build", params, predict=known["engine"][0]._predict)]
     few, many = (Smoke().predict_peak({"engine": e}, "cuda") for e in (small, known["engine"]))
     assert few is not None
     assert many is not None
