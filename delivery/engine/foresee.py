@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from delivery.model.config import ModelConfig
 
 CPU_RUNTIME_BYTES = 450_000_000
-"""Python with torch and numba, before a weight is read (measured)."""
+"""Memory of Python with torch and numba before any weight is read (measured)."""
 HOST_RUNTIME_BYTES = 1_600_000_000
-"""The same beside a GPU: torch's CUDA libraries, the driver's context, compiled kernels (measured)."""
+"""The same with a GPU: torch's CUDA libraries, the driver's context, compiled kernels (measured)."""
 GPU_RUNTIME_BYTES = 900_000_000
-"""What one process holds of a GPU beyond the plan (measured): context, kernels, the allocator's slack."""
+"""GPU memory of a process beyond the plan (measured): context, kernels, allocator overhead."""
 _STEP_TOKENS = 512
 _CPU_ITEM, _GPU_ITEM = 4, 2
 _KV_BITS = {"auto": 16, "int8": 8, "fp8": 8, "int4": 4}
@@ -24,17 +24,17 @@ _KV_BITS = {"auto": 16, "int8": 8, "fp8": 8, "int4": 4}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Bytes of a loaded model: in the process, and on the GPU, without what every process takes."""
+    """Bytes of a loaded model in host and GPU memory, without the fixed overhead of a process."""
 
     host_bytes: int
     gpu_bytes: int = 0
 
     def beside(self, other: Loaded) -> Loaded:
-        """Both at once."""
+        """The sum: both loaded at the same time."""
         return Loaded(self.host_bytes + other.host_bytes, self.gpu_bytes + other.gpu_bytes)
 
     def or_else(self, other: Loaded) -> Loaded:
-        """One after the other: the larger of each."""
+        """The maximum: loaded one after the other."""
         return Loaded(max(self.host_bytes, other.host_bytes), max(self.gpu_bytes, other.gpu_bytes))
 
 
@@ -47,8 +47,8 @@ def loaded(
     options: EngineOptions,
     plain: bool,
 ) -> Loaded:
-    """stored_bytes: of the weights in their file. plain: neither quantised nor packed for a device yet, so
-    that they become float32 on a CPU and 16 bits on a GPU. kv_tokens: that the cache holds."""
+    """stored_bytes: size of the weights on disk. plain: neither quantised nor packed for a device yet, so
+    they become float32 on a CPU and 16-bit on a GPU. kv_tokens: capacity of the KV cache."""
     stored_wide = config.dtype == "float32"
     if device == "cpu":
         heads = config.num_layers * 2 * config.num_kv_heads * config.head_dim
@@ -71,5 +71,5 @@ def loaded(
     )
     fixed = wanted.weights_bytes + wanted.peak_bytes + wanted.overhead_bytes + wanted.state_bytes
     blocks = -(-kv_tokens // options.block_size)
-    # A block's weights pass through the host's memory on their way.
+    # A block's weights pass through host memory.
     return Loaded(stored_bytes // max(1, config.num_layers), fixed + blocks * wanted.block_bytes)

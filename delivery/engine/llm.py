@@ -23,12 +23,12 @@ from delivery.errors import EnvironmentLacking, UsageError
 
 Message = Mapping[str, Any]
 _MESSAGES = 'a list of messages: [{"role": "user", "content": "a text"}]'
-_PROMPTS = 'a text, or a list of texts and lists of token ids: ["a text", [1, 2, 3]]'
+_PROMPTS = 'a string, or a list of strings and lists of token ids: ["a text", [1, 2, 3]]'
 
 
 @dataclass(slots=True)
 class Completion:
-    """One prompt's output. logprobs: one entry a token, where they were asked for."""
+    """The output for one prompt. logprobs: one entry per token, if requested."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -38,12 +38,12 @@ class Completion:
 
 
 class LLM:
-    """An engine that completes and scores texts.
+    """An engine that completes and scores text.
 
     path: an engine directory, a quantised checkpoint or a plain Hugging Face directory.
     options: `EngineOptions`, among them device, max_model_len, kv, block_size, seed.
-    Use as a context manager, or call `close`. One thread at a time; a process of its own is made by spawn,
-    not by fork, and makes its own LLM.
+    Use it as a context manager, or call `close`. Only one thread may use it at a time. Child processes must
+    be started with spawn, not fork, and create their own LLM.
     Raises UsageError `engine-option-invalid`, `engine-forked`, and what EngineCore raises.
     """
 
@@ -58,7 +58,7 @@ class LLM:
                 )
         check_process()
         try:
-            # Nobody else will join: waiting for company would only cost time.
+            # No other requests will arrive: waiting for a larger batch would only cost time.
             self.core = EngineCore(path, device=device, **{"wait_time_ms": 0.0, **options})
         except EnvironmentLacking as error:
             if error.code == "no-gpu":
@@ -73,8 +73,8 @@ class LLM:
         prompts: str | Sequence[str | Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt, a text or token ids; one SamplingParams for all, or one each. A text
-        alone is one prompt.
+        """Complete every prompt, a string or token ids; with one SamplingParams for all, or one per prompt. A
+        single string is one prompt.
 
         Raises UsageError for a request that cannot run, before any is started.
         """
@@ -87,10 +87,10 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Answer a conversation, or each of several: messages of role and content, as the model's chat
-        template writes them.
+        """Answer a conversation, or each of several. Messages have a role and a content and are rendered with
+        the model's chat template.
 
-        Raises UsageError as `generate`, `tokenizer-missing`; DataError where the template refuses them.
+        Raises UsageError as `generate`, `tokenizer-missing`; DataError if the template rejects them.
         """
         check_process()
         given = _several(messages, "messages", _MESSAGES)
@@ -136,13 +136,13 @@ class LLM:
         return list(requests.values())
 
     def logits(self, token_ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Logits [n, vocabulary] of consecutive tokens of one sequence, in pieces of it."""
+        """Yield logits [n, vocabulary] of consecutive pieces of one sequence."""
         check_process()
         return self.core.prompt_logits(self.encode(token_ids))
 
     def score(self, texts: str | Sequence[str | Sequence[int]]) -> list[np.ndarray[Any, Any]]:
-        """Per text n − 1 natural-log probabilities, float32: token i given the tokens before it. None for
-        a text of one token or of none."""
+        """For each text of n tokens, n − 1 natural-log probabilities, float32: of each token given those
+        before it; an empty array for a text of at most one token."""
         check_process()
         return [self._score(self.encode(text)) for text in _several(texts, "texts", _PROMPTS)]
 
@@ -156,7 +156,7 @@ class LLM:
         return torch.cat(pieces).numpy()
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt as the model tokenises it, start token included where it adds one."""
+        """Token ids of a prompt as the model tokenises it, with the start token if it adds one."""
         if isinstance(prompt, str):
             return self._tokenizer("a prompt was given as text").encode(_whole(prompt))
         try:
@@ -165,7 +165,7 @@ class LLM:
             return [index(token) for token in prompt]
         except TypeError as error:
             raise _refused(
-                "a prompt", prompt, "a text or token ids", hint=f"prompts are {_PROMPTS}"
+                "a prompt", prompt, "a string or token ids", hint=f"prompts are {_PROMPTS}"
             ) from error
 
     def _tokenizer(self, why: str) -> Tokenizer:
@@ -174,7 +174,7 @@ class LLM:
                 "tokenizer-missing",
                 "this model has no tokenizer",
                 why=why,
-                hint="give token ids, or put tokenizer.json into the model's directory",
+                hint="pass token ids, or put tokenizer.json into the model's directory",
             )
         return self.core.tokenizer
 
@@ -192,14 +192,14 @@ class LLM:
             raise UsageError(
                 "sampling-invalid",
                 f"sampling is {reprlib.repr(wrong[0])}",
-                why="expected one SamplingParams for all prompts, or a list of one each",
+                why="expected one SamplingParams for all prompts, or a list with one per prompt",
                 hint="SamplingParams(max_tokens=32, temperature=0.0)",
             )
         if len(each) != count:
             raise UsageError(
                 "sampling-invalid",
                 f"{len(each)} sampling parameters for {count} prompts",
-                why="expected one for all, or one each",
+                why="expected one for all, or one per prompt",
             )
         return each
 
@@ -215,25 +215,25 @@ class LLM:
 
 
 def _in_python(error: UsageError) -> UsageError:
-    """The error with a hint that names options as they are called here, not on the command line."""
+    """The error with a hint that names Python arguments instead of command-line options."""
     error.hint = re.sub(r"--max-session-len (\d+)", r"max_model_len=\1", error.hint)
     error.hint = error.hint.replace("--max-session-len", "max_model_len")
     return error
 
 
 def _whole(text: str) -> str:
-    """The text, if it is one. Raises UsageError `request-invalid`."""
+    """The text, if it is valid Unicode. Raises UsageError `request-invalid`."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        why = f"character {error.start} is half of a surrogate pair, as bytes that are no UTF-8 are read"
+        why = f"character {error.start} is a lone surrogate, which results from reading invalid UTF-8"
         hint = 'open(..., encoding="utf-8", errors="replace")'
-        raise UsageError("request-invalid", "a prompt is no valid text", why=why, hint=hint) from error
+        raise UsageError("request-invalid", "a prompt is not valid Unicode", why=why, hint=hint) from error
     return text
 
 
 def _several(given: Any, name: str, expected: str) -> list[Any]:
-    """What was given as a list; a text alone is one. Raises UsageError `request-invalid`."""
+    """The argument as a list; a single string becomes one. Raises UsageError `request-invalid`."""
     if isinstance(given, str) and expected == _PROMPTS:
         return [given]
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):

@@ -24,19 +24,19 @@ _LARGEST = 3.4e38
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    max_tokens: output tokens at most; None for as many as the session length leaves.
+    max_tokens: maximum number of output tokens; None for as many as the session length allows.
     temperature: 0 is greedy (the first of equal logits). top_k: −1 or 0 for all.
-    top_p, min_p: nucleus, and the least share of the likeliest token's probability.
+    top_p, min_p: nucleus, and the minimum probability relative to that of the most likely token.
     presence_penalty, frequency_penalty: subtracted from logits of output tokens (OpenAI's meaning).
     repetition_penalty: divides positive and multiplies negative logits of prompt and output tokens.
-    seed: draws depend on it and the position alone, not on the batch; None for the engine's seed.
-    stop: a text, or several, that end the output and are left out of it; kept as a tuple.
-    stop_token_ids: the same, kept in token_ids.
+    seed: draws depend only on it and the position, not on the batch; None for the engine's seed.
+    stop: one or several strings that end the output and are not part of it; stored as a tuple.
+    stop_token_ids: token ids that end the output; they remain in token_ids.
     ignore_eos: the model's own end-of-text tokens do not end the output.
-    min_tokens: no end-of-text or stop token before so many output tokens.
-    logprobs: log-probabilities of the chosen token and of so many likeliest ones; None for none.
-    logit_bias: added to the logits of these tokens.
-    Raises UsageError `sampling-invalid` naming the field, what it was, what is expected, and an example.
+    min_tokens: no end-of-text or stop token before this many output tokens.
+    logprobs: log-probabilities of the chosen token and of this many most likely ones; None for none.
+    logit_bias: values added to the logits of these tokens.
+    Raises UsageError `sampling-invalid` with the field, its value, what is expected and an example.
     """
 
     max_tokens: int | None = 16
@@ -101,7 +101,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Numbers that a field takes: least and most are taken too, except that `over` leaves the least out."""
+    """The allowed numbers of a field: from least to most, both included; `over` excludes the least."""
 
     words: str
     example: object
@@ -136,7 +136,7 @@ _RANGES: Mapping[str, _Range] = {
     ),
 }
 _EXPECTED = {
-    "stop": "a text or several, none empty",
+    "stop": "one or several non-empty strings",
     "stop_token_ids": "token ids",
     "ignore_eos": "True or False",
     "logit_bias": "a mapping of token ids to finite numbers",
@@ -151,7 +151,9 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
-    return bool(-_LARGEST <= number <= _LARGEST)  # compared: a whole number may be too large for a float
+    return bool(
+        -_LARGEST <= number <= _LARGEST
+    )  # compared, not converted: an integer may be too large for a float
 
 
 def _is_listed(value: object) -> bool:
@@ -159,7 +161,7 @@ def _is_listed(value: object) -> bool:
 
 
 class Status(StrEnum):
-    """Where a request is. `QUEUED` and `PREEMPTED` hold no blocks."""
+    """The state of a request. `QUEUED` and `PREEMPTED` requests hold no blocks."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -169,7 +171,7 @@ class Status(StrEnum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt and its output so far. Made by the caller; owned by the scheduler once it is added.
+    """One prompt and its output so far. Created by the caller; owned by the scheduler once it is added.
 
     priority: −1 is the highest, then 0, then 1.
     """
@@ -182,7 +184,7 @@ class Request:
     # Set by the scheduler; nobody else writes these.
     arrival_s: float = 0.0
     max_tokens: int = 0
-    """Output tokens at most, after the session length was taken into account."""
+    """Maximum number of output tokens, limited by the session length."""
     status: Status = Status.QUEUED
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -192,11 +194,11 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     """Hash chain over the full blocks of the known tokens."""
     long_rope: bool = False
-    """Whether its keys are rotated with LongRoPE's long factors; a prefix is shared among equals only."""
+    """Whether keys are rotated with LongRoPE's long factors; a prefix is shared only if this is equal."""
     num_computed_tokens: int = 0
     """Tokens whose keys and values are written by the steps scheduled so far."""
     num_pending: int = 0
-    """Tokens being sampled by scheduled steps, not yet reported; they stand behind the known ones."""
+    """Tokens being sampled by scheduled steps, not yet reported; they follow the known ones."""
     num_published: int = 0
     """Leading blocks that other requests may share."""
     num_cached_tokens: int = 0
@@ -216,24 +218,24 @@ class Request:
 
     @property
     def in_decode(self) -> bool:
-        """Whether the one token not yet computed is the last one."""
+        """Whether the only token not yet computed is the last one."""
         return self.num_computed_tokens == self.total_tokens - 1 and self.total_tokens > len(
             self.prompt_token_ids
         )
 
     @property
     def exhausted(self) -> bool:
-        """Whether all output tokens that it may have are known or being sampled."""
+        """Whether all allowed output tokens are known or being sampled."""
         return len(self.output_token_ids) + self.num_pending >= self.max_tokens
 
     def tokens(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
 
     def check(self) -> None:
-        """Raises UsageError `request-invalid` for what no engine could run."""
+        """Raises UsageError `request-invalid` for a request that no engine can run."""
         problem, hint = "", ""
         if not self.prompt_token_ids:
-            problem, hint = "the prompt has no tokens", "give a text, or at least one token id"
+            problem, hint = "the prompt has no tokens", "pass a string, or at least one token id"
         elif self.priority not in PRIORITIES:
             problem = f"priority is {self.priority}, expected one of {PRIORITIES}"
         if problem:

@@ -1,4 +1,4 @@
-"""A pipeline as a value, its plan, its run, and the store where everything is kept."""
+"""Pipelines: loading, planning and running them, and the artifact store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gc`, which removes what nothing reaches, and `verify`, which reads every byte again."""
+"""`gc` removes unreachable artifacts; `verify` checks every byte of an artifact."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What `gc` removes, or would remove: artifacts, and the bytes that come free."""
+    """What `gc` removes, or would remove: artifacts, and the number of bytes freed."""
 
     artifacts: tuple[Artifact, ...]
     size_bytes: int
 
 
 def gc(store: Store, *, dry_run: bool = False, scratch: bool = False) -> Garbage:
-    """Remove artifacts that neither a tag, nor the newest of any stage, nor the last finished run reaches.
+    """Remove artifacts not reachable from a tag, the latest artifact of any stage or the last finished run.
 
-    A step run alone so takes nothing from the release of the pipeline before it. What an artifact was made
-    from counts as reached. Left-overs of killed runs go too; half-done work that a next run would continue
-    goes only with `scratch`.
+    The last finished run is a root so that a step run on its own does not make parts of a release
+    unreachable. An artifact's inputs are reachable through it. Leftovers of killed runs are removed too;
+    unfinished work that the next run would resume is removed only with `scratch`.
     Raises EnvironmentLacking `store-busy` while a run is using the store.
     """
     if not store.workdir.is_dir():
@@ -79,12 +79,12 @@ def verify(artifact: Artifact) -> None:
             "artifact-damaged",
             f"{artifact.path} is damaged",
             why="; ".join(problems),
-            hint="copy it again from where it was good, or make it again",
+            hint="copy it again from an intact source, or make it again",
         )
 
 
 def _reached(store: Store) -> set[str]:
-    """Digests reached from tags and from what was made last, through what they were made from."""
+    """Digests reachable from tags and from the latest results, following inputs."""
     finished = next((r for r in runs(store) if r.get("finished")), None)
     roots = chain(
         store.tags().values(),
@@ -111,7 +111,7 @@ def _unreached_objects(store: Store, kept: set[str]) -> Iterator[Path]:
 
 
 def _leftovers(store: Store, kept: set[str], scratch: bool) -> Iterable[Path]:
-    """What killed runs left, keys whose artifact goes, and locks: nobody holds one now."""
+    """Leftovers of killed runs, keys whose artifact is removed, and locks, none of which is held now."""
     readable = {a.digest for a in store.artifacts()}
     yield from (p for p in store.workdir.glob("artifacts/*") if p.name not in readable)
     yield from store.workdir.glob("tmp/*")

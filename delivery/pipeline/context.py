@@ -1,4 +1,4 @@
-"""What a running step is given (`StepContext`) and what a verdict is made from (`JudgeContext`)."""
+"""The contexts of a running step (`StepContext`) and of a verdict (`JudgeContext`)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _Roles:
     bound: Mapping[str, tuple[Artifact, ...]]
 
     def input(self, role: str) -> Artifact:
-        """The one artifact of a role. Raises LookupError for a role that is not bound: ask `has` before."""
+        """The artifact of a role. Raises LookupError for an unbound role: check with `has` first."""
         found = self.bound.get(role, ())
         if len(found) != 1:
             raise LookupError(f"input {role!r} has {len(found)} artifacts, not one")
         return found[0]
 
     def inputs(self, role: str) -> list[Artifact]:
-        """All artifacts of a role, none when it is not bound."""
+        """All artifacts of a role; empty if it is unbound."""
         return list(self.bound.get(role, ()))
 
     def has(self, role: str) -> bool:

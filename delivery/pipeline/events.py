@@ -22,7 +22,7 @@ _RECORD = "run.json"
 
 
 class RunLog:
-    """Writes what happens. Losing a line of the log never fails a run: a full disk is told elsewhere."""
+    """Logs events. A failed write to the log never fails a run: a full disk is reported elsewhere."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -46,14 +46,14 @@ class RunLog:
             stream.write(line + "\n")
 
     def record(self, result: Mapping[str, Json], *, finished: bool) -> None:
-        """Replace the record of what the run has made so far."""
+        """Replace the record of the results so far."""
         text = json.dumps({**result, "finished": finished}, indent=1, ensure_ascii=False)
         with suppress(OSError):
             write_whole(self.folder / _RECORD, text + "\n")
 
 
 def runs(store: Store) -> Iterator[dict[str, Json]]:
-    """Records of past runs, newest first; runs that made nothing are left out."""
+    """Records of past runs, newest first, without runs that made nothing."""
     folder = store.workdir / _FOLDER
     ids = sorted((p.name for p in folder.iterdir() if p.is_dir()), reverse=True) if folder.is_dir() else []
     for run_id in ids:

@@ -1,4 +1,4 @@
-"""Doing one step: taken from the cache, or run in a temporary folder and committed."""
+"""Execute one step: take its result from the cache, or run it in a temporary folder and commit it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORTH_COLLECTING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The artifact of a step (a check's measurement) and how it came: `seconds` is the work done now."""
+    """The artifact of a step (for a check, the measurement); `seconds` is the time spent in this run."""
 
     artifact: Artifact
     key: str
@@ -41,9 +41,9 @@ def make(
 ) -> Made:
     """The output of a step, made once for its cache key.
 
-    Another run that does the same work is waited for. `force` does the work even if it is cached.
-    `gate` is what a check will judge by, no part of the key.
-    The work folder `scratch` outlives a kill and is gone after success.
+    If another run is doing the same work, this one waits for it. `force` runs the step even if it is cached.
+    `gate` is what a check will judge by; it is not part of the key.
+    The work folder `scratch` survives a kill and is removed after success.
     """
     started = time.monotonic()
     with store.remembering():
@@ -53,7 +53,7 @@ def make(
         return Made(hit, key, cached=True, seconds=0.0)
 
     def on_wait(holder: str) -> None:
-        reporter.display.line(f"{job.id}: {holder} is doing the same, waiting for it")
+        reporter.display.line(f"{job.id}: waiting for {holder}, which is doing the same work")
 
     with store.key_lock(key, on_wait):
         if not force and (hit := _sound(key, store, reporter)):
@@ -108,7 +108,7 @@ def _run(
 
 
 def _give_back_memory() -> None:
-    """The next step starts without this one's tensors and what a GPU's allocator kept for them."""
+    """Free this step's tensors and the GPU allocator's cache before the next step."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -116,7 +116,7 @@ def _give_back_memory() -> None:
 
 
 def _sound(key: str, store: Store, reporter: Reporter) -> Artifact | None:
-    """The cached artifact of a key; a damaged one is thrown away, so that it is made again."""
+    """The cached artifact of a key; a damaged one is discarded, so that it is made again."""
     artifact = store.cached(key)
     if artifact is None:
         return None

@@ -1,4 +1,4 @@
-"""An artifact of the store as a folder of the user's own: what `--out DIR` gives."""
+"""Export an artifact of the store to a folder of the user's choice: `--out DIR`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _OWN_COPY_BYTES = 1 << 20
 def check_target(target: Path) -> None:
     """Raises UsageError `out-exists` unless `target` is absent, empty or an artifact.
 
-    UsageError `out-unusable` and EnvironmentLacking `not-permitted` where it can never be made: said before
-    the work, not after it.
+    Raises UsageError `out-unusable` and EnvironmentLacking `not-permitted` if it cannot be created, before
+    any work is done.
     """
     if target.exists() and not (target.is_dir() and (_empty(target) or (target / MANIFEST).is_file())):
         raise UsageError(
@@ -35,23 +35,23 @@ def check_target(target: Path) -> None:
     if not around.is_dir():
         raise UsageError(
             "out-unusable",
-            f"{target} cannot be made",
+            f"{target} cannot be created",
             why=f"{around} is a file",
             hint="choose another --out",
         )
     if not os.access(around, os.W_OK | os.X_OK):
         raise EnvironmentLacking(
             "not-permitted",
-            f"may not write to {around}",
-            why="--out is made there",
+            f"no permission to write to {around}",
+            why="--out is created there",
             hint="check the owner and mode of that folder, or choose another --out",
         )
 
 
 def export(store: Store, artifact: Artifact, target: Path) -> Artifact:
-    """Make the folder `target` the artifact, sharing the bytes of its large files with the store.
+    """Export the artifact to the folder `target`, sharing the data of large files with the store.
 
-    Whole or not at all; an artifact that is there is replaced. Raises as `check_target` does.
+    Atomic; an existing artifact is replaced. Raises as `check_target` does.
     """
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The pipeline file's own shape (pydantic): every key, its type and what it means.
+"""The structure of a pipeline file (pydantic): every key, its type and its meaning.
 
 Step parameters are not here: they are the fields of the step classes, checked by `spec.py`.
 """
@@ -25,7 +25,7 @@ def _iso_date(value: str) -> str:
     try:
         date.fromisoformat(value)
     except ValueError:
-        raise ValueError("a date is written like 2027-01-31") from None
+        raise ValueError("expected a date such as 2027-01-31") from None
     return value
 
 
@@ -37,10 +37,10 @@ class _Section(BaseModel):
 
 
 class Defaults(_Section):
-    """What every step gets unless it says otherwise."""
+    """Defaults of every step."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where steps run.")
-    seed: int = Field(default=0, description="Seed of everything random.", ge=0)
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device that steps run on.")
+    seed: int = Field(default=0, description="Random seed.", ge=0)
 
 
 class StepEntry(_Section):
@@ -56,52 +56,53 @@ class StepEntry(_Section):
 
 
 class Bounds(_Section):
-    """A limit on both sides."""
+    """A lower and an upper limit."""
 
     min: float | None = None
     max: float | None = None
 
 
 class Waiver(_Section):
-    """A failed metric that may pass until a date."""
+    """A metric that may fail until a date."""
 
     metric: str = Field(description="Name of the metric that is waived.")
-    check: str = Field(default="", description="The check in which it is waived; default: all.")
-    owner: str = Field(description="Who answers for it.", min_length=1)
+    check: str = Field(default="", description="The check in which it is waived; default: all checks.")
+    owner: str = Field(description="Who is responsible for the waiver.", min_length=1)
     reason: str = Field(description="Why it is acceptable.", min_length=1)
     expires: Annotated[str, AfterValidator(_iso_date)] = Field(
-        description="Last day on which it counts, YYYY-MM-DD.",
+        description="Last day on which the waiver is valid, YYYY-MM-DD.",
         json_schema_extra={"format": "date"},
     )
 
 
 class Gate(_Section):
-    """What decides whether the release is made. Changing it judges again and measures nothing."""
+    """What decides whether there is a release. Changes re-evaluate measurements without measuring again."""
 
     metrics: list[str] = Field(
         default_factory=list,
-        description="Latency metrics gated together; empty: TTFT, TPOT and E2E at P95.",
+        description="Latency metrics that are judged together; empty: TTFT, TPOT and E2E at P95.",
     )
     limits: dict[str, float | Bounds] = Field(
         default_factory=dict,
-        description="Metric → limit, in the direction in which the metric gets worse.",
+        description="Metric → limit, in the direction in which the metric worsens.",
     )
     slo: dict[str, float] = Field(
         default_factory=dict, description="Absolute targets: throughput, TTFT, memory drift."
     )
     missing_baseline: Literal["bootstrap", "fail"] | None = Field(
-        default=None, description="With no baseline: record one, or exit 5. Default: fail where CI is set."
+        default=None,
+        description="Without a baseline: record one, or exit with 5. Default: fail if CI is set.",
     )
-    waivers: list[Waiver] = Field(default_factory=list, description="Failed metrics that may pass.")
+    waivers: list[Waiver] = Field(default_factory=list, description="Metrics that may fail until a date.")
 
 
 class PipelineFile(_Section):
     """A deliver pipeline: from a checkpoint to a release."""
 
-    version: Literal[1] = Field(description="Version of this format.")
+    version: Literal[1] = Field(description="Version of the file format.")
     model: str = Field(default="demo", description="A path, `demo`, a Hub id or a URL.", min_length=1)
     defaults: Defaults = Field(default_factory=Defaults)
-    steps: list[StepEntry] = Field(description="The chain, in order.", min_length=1)
+    steps: list[StepEntry] = Field(description="The steps, in order.", min_length=1)
     gate: Gate = Field(default_factory=Gate)
     release: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the step that makes the release."

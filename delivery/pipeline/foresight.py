@@ -1,4 +1,4 @@
-"""What is known of every stage's inputs, before and while a pipeline runs; what the stages say to that."""
+"""What is known about every stage's inputs before and during a run, and preflight checks against it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Foresight:
-    """Stages and what became of them. `made` tells it of an artifact; outlines of others are foretold."""
+    """Stages and their artifacts. `made` records an artifact; outlines of the others are predicted."""
 
     def __init__(self, stages: Sequence[Stage], store: Store, device: str = "auto") -> None:
         """device: the pipeline's."""
         self._store = store
         self._device = device
-        # One for each stage, so that its outline is read once.
+        # One per stage, so that its outline is read once.
         self._known = {stage.id: self._ahead(stage) for stage in stages}
 
     def made(self, stage_id: str, artifact: Artifact) -> None:
@@ -45,7 +45,7 @@ class Foresight:
         }
 
     def device(self, stage: Stage) -> str:
-        """'cpu' or 'cuda': where the stage computes, whether or not that is here."""
+        """'cpu' or 'cuda': the stage's device, whether or not this machine has it."""
         try:
             return resolve_device(stage.params.get("device") or self._device)
         except EnvironmentLacking:
@@ -58,20 +58,20 @@ class Foresight:
 
 
 def known_of(artifact: Artifact) -> Ahead:
-    """An artifact that is there, as a step sees it in `preflight`."""
+    """An existing artifact, as a step sees it in `preflight`."""
     return Ahead(artifact.manifest.step, artifact.manifest.params, artifact.path)
 
 
 def all_known(inputs: Mapping[str, tuple[Artifact, ...]]) -> Known:
-    """The same of everything that a step takes."""
+    """The same for all inputs of a step."""
     return {role: tuple(map(known_of, found)) for role, found in inputs.items() if found}
 
 
 def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, device: str | None = None) -> None:
-    """Everything that can be said against the stages, before the first of them works.
+    """Check all stages before the first of them runs.
 
-    Parameters are held against what is known of the inputs, then every outside file is looked at.
-    `device` is the pipeline's, and is looked for too; a plan may be for another machine and leaves it out.
+    Checks parameters against what is known about the inputs, then every external file. `device` is the
+    pipeline's; its presence is checked too, except for a plan, which may be for another machine.
     Raises what a step's `preflight` and `external` raise, and EnvironmentLacking `no-gpu`.
     """
     for stage in stages:
@@ -93,7 +93,7 @@ def check_stage(stage: Stage, foresight: Foresight) -> None:
 
 @contextmanager
 def naming(stage: Stage) -> Iterator[None]:
-    """Errors inside name the stage, and their hints speak of options of `run`."""
+    """Errors raised inside name the stage, and their hints name options of `run`."""
     try:
         yield
     except DeliverError as error:
@@ -102,14 +102,14 @@ def naming(stage: Stage) -> Iterator[None]:
 
 
 def lacking_device(stage: Stage, device: str) -> EnvironmentLacking | None:
-    """The error of a stage whose device this machine has not; `device` is the pipeline's."""
+    """The error for a stage whose device this machine lacks; `device` is the pipeline's."""
     if not stage.step.uses_device:
         return None
     own = stage.params.get("device")
     try:
         resolve_device(own or device)
     except EnvironmentLacking as error:
-        what = f"step {stage.id!r} is to run on a GPU, and no NVIDIA GPU can be used"
+        what = f"step {stage.id!r} needs a GPU, but no NVIDIA GPU can be used"
         target = f"{stage.id}.device" if own else "defaults.device"
         return EnvironmentLacking(
             error.code, what, why=error.why, hint=f"--set {target}=cpu; or deliver doctor"

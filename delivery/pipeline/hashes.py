@@ -1,6 +1,6 @@
-"""Digests of files remembered by device, inode, size and modification time, so nothing is read twice.
+"""A cache of file digests by device, inode, size and modification time, so that no file is read twice.
 
-Kept in SQLite, which survives a kill and serves several runs at once. It is only a memo: when it
+It is kept in SQLite, which survives a kill and supports concurrent runs. It is only a cache: if it
 cannot be read or written, files are hashed again.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A file changed so recently could change again without its time moving: clocks of file systems are coarse.
+# A file changed this recently could change again with the same time: file system clocks are coarse.
 SETTLED_NS = 50_000_000
 
 
@@ -27,7 +27,7 @@ class HashMemo:
         self._database: sqlite3.Connection | None = None
 
     def get(self, path: Path) -> str | None:
-        """The digest of `path`, if it is known and the file's size, time and inode are as they were."""
+        """The digest of `path`, if known and the file's size, time and inode are unchanged."""
         with suppress(sqlite3.Error):
             row = (
                 self._open()
@@ -41,7 +41,7 @@ class HashMemo:
         return None
 
     def put(self, path: Path, sha256: str, *, settled: bool = False) -> None:
-        """Remember a digest. `settled` says that nobody writes to the file any more."""
+        """Store a digest. `settled`: nothing writes to the file any more."""
         identity = _identity(path)
         if self._read_only or (not settled and time.time_ns() - identity[3] < SETTLED_NS):
             return
@@ -60,7 +60,7 @@ class HashMemo:
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) or self._read_only:
                     raise
-                self._path.unlink(missing_ok=True)  # not a database: damaged, and only a memo
+                self._path.unlink(missing_ok=True)  # not a database: damaged, but only a cache
                 self._database = self._connect()
         return self._database
 

@@ -1,4 +1,4 @@
-"""Verdicts: judged from the cached measurement each time, committed as a report, then raised by kind."""
+"""Verdicts: computed from the cached measurement every time, committed as a report, raised as an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A committed report, and the error that its verdict asks for (None when the subject may go on)."""
+    """A committed report, and the error for its verdict (None if the pipeline may continue)."""
 
     artifact: Artifact
     report: Report
@@ -39,7 +39,7 @@ class Judged:
 
     @property
     def undecided(self) -> bool:
-        """Whether the measurement itself is at fault (disturbed, too noisy), so that another may decide."""
+        """Whether the measurement is unusable (disturbed, too noisy), so that a new one may decide."""
         return isinstance(self.error, Undecided)
 
 
@@ -55,8 +55,8 @@ def judge(
 ) -> Judged:
     """Judge a measurement and commit the report about it.
 
-    A verdict equal to an earlier one about the same measurement is that same artifact: it is neither
-    rendered nor written again.
+    A verdict equal to an earlier one about the same measurement reuses its artifact: it is neither rendered
+    nor written again.
     """
     measurement = made.artifact
     with store.key_lock(f"judge-{measurement.digest}"), store.building() as out:
@@ -105,12 +105,12 @@ def judge(
 
 
 def verdict_key(measurement_digest: str) -> str:
-    """The key under which the newest report about a measurement is found."""
+    """The key of the latest report about a measurement."""
     return f"verdict-{measurement_digest}"
 
 
 def committed_baselines() -> Path:
-    """`baselines/` of the repository that deliver runs in, else the examples that ship with it."""
+    """`baselines/` of the repository that deliver runs in, else the examples shipped with deliver."""
     here = Path("baselines")
     if here.is_dir():
         return here
@@ -121,7 +121,7 @@ def committed_baselines() -> Path:
 
 
 def error_of(stage_id: str, report: Report) -> DeliverError | None:
-    """The error that a verdict stands for; None for pass, bootstrapped and waived."""
+    """The error for a verdict; None for pass, bootstrapped and waived."""
     if report.verdict.releases:
         return None
     subject = short(report.subject)
@@ -154,12 +154,12 @@ def _render(report: Report, out: Path) -> None:
 
 
 def _why(report: Report, verdict: Verdict) -> str:
-    """The sentences that a person needs: findings of severity error, else the metrics that failed."""
-    told = [f.text for f in report.findings if f.severity == "error"]
-    if not told:
-        told = [
+    """The reasons for a verdict: findings of severity error, else the failed metrics."""
+    reasons = [f.text for f in report.findings if f.severity == "error"]
+    if not reasons:
+        reasons = [
             f"{m.name} is {m.value:.4g} {m.unit}" + (f" (limit {m.limit:.4g})" if m.limit is not None else "")
             for m in report.metrics
             if m.status == verdict.value
         ]
-    return "; ".join(told)
+    return "; ".join(reasons)

@@ -1,8 +1,8 @@
-"""Cache keys: everything that shapes a step's output, and nothing else.
+"""Cache keys: everything that affects a step's output, and nothing else.
 
-Step, step version, parameters (but those that only judge, that say how work is done here, or that are
-secret), input digests, digests of outside files, versions of the libraries named by the step, the
-seed, and the device where it matters.
+Step, step version, parameters (except those that affect only the verdict or how the work is done, and
+secrets), input digests, digests of external files, versions of the libraries that the step names, the
+seed, and the device if it matters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delivery.artifact import Artifact, Digests, Json
 
-# Parameters of these names say where a step runs; whether that shapes the output is `device_matters`.
+# Parameters that say where a step runs; `device_matters` says whether that affects the output.
 _DEVICE = "device"
 _SEED = "seed"
 
@@ -38,11 +38,11 @@ class Job:
     seed: int = 0
 
     def resolved_device(self) -> str:
-        """'cpu' or 'cuda'; a step's own `device` parameter goes before the pipeline's."""
+        """'cpu' or 'cuda'; a step's own `device` parameter overrides the pipeline's."""
         return resolve_device(getattr(self.step, _DEVICE, None) or self.device)
 
     def input_digests(self) -> dict[str, Digests]:
-        """Role → digest, or digests where the role takes many."""
+        """Role → digest, or digests if the role takes many."""
         many = {f.name for f in fields_of(type(self.step)) if f.is_input and f.metadata["many"]}
         return {
             role: tuple(a.digest for a in found) if role in many else found[0].digest
@@ -51,7 +51,7 @@ class Job:
         }
 
     def params(self, *, judging: bool = False, local: bool = False) -> dict[str, Json]:
-        """Parameters as JSON: those that shape the output, and those asked for besides. Never secrets."""
+        """Parameters as JSON: those that affect the output, and those requested too. Never secrets."""
         out: dict[str, Json] = {}
         for f in fields_of(type(self.step)):
             hidden = f.is_input or f.metadata["secret"] or (f.metadata["judges"] and not judging)
@@ -64,7 +64,7 @@ class Job:
 
 
 def key_parts(job: Job) -> dict[str, Json]:
-    """What the key is made of, as JSON: shown by `--plan` when a step has to run again."""
+    """The parts of the key, as JSON; `--plan` shows which of them changed."""
     step = type(job.step)
     return {
         "step": step.name,
@@ -83,7 +83,7 @@ def key_of(parts: Mapping[str, Json]) -> str:
 
 
 def differences(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[str]:
-    """What changed between the parts of two keys, one short phrase each: 'group_size 64 → 32'."""
+    """The differences between the parts of two keys, as short phrases: 'group_size 64 → 32'."""
     out = []
     for part, new in after.items():
         old = before.get(part)
@@ -103,7 +103,7 @@ def _change(name: str, old: Json, new: Json) -> str:
 
 
 def _bare(value: Any, path: bool | Callable[[str], str]) -> Any:
-    """Local paths without the folders around them (`path` says whether, or how); anything else as it is."""
+    """Local paths without their parent folders (`path` says whether, or how); other values unchanged."""
     if not path or not value:
         return value
     if isinstance(value, list | tuple):

@@ -21,10 +21,10 @@ def locked(
     on_wait: Callable[[str], None] | None = None,
     wait: bool = True,
 ) -> Iterator[bool]:
-    """Hold the lock file `path`; yields whether it was had (always, with `wait`).
+    """Hold the lock file `path`; yields whether it was acquired (always, with `wait`).
 
-    `on_wait` is told who holds the lock before waiting for it. Lock files are never removed here: a
-    removed one could be locked twice.
+    `on_wait` is called with the holder's name before waiting for the lock. Lock files are never removed here:
+    a removed one could be locked twice.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -28,7 +28,7 @@ _OF_RUN = frozenset({"model"})
 def apply_overrides(
     document: Document, file: PipelineFile, overrides: Sequence[str], steps: Mapping[str, type[Any]]
 ) -> None:
-    """Change `document.data` in place; what is changed is named by its option from then on.
+    """Change `document.data` in place; errors about changed values name the option from then on.
 
     Raises UsageError `bad-override`, `unknown-stage`, `unknown-key`, `wrong-type`.
     """
@@ -63,15 +63,15 @@ def apply_overrides(
 
 
 def _releasing(file: PipelineFile, steps: Mapping[str, type[Any]]) -> type[Any] | None:
-    """The step that the `release` section is about."""
+    """The step that the `release` section configures."""
     used = (steps[entry.uses] for entry in file.steps if entry.uses in steps)
     return next((step for step in used if step.makes == "release"), None)
 
 
 def as_override(hint: str, stage_id: str, step: type[Any]) -> str:
-    """A hint that names options of a step, in the words of `run`: `--alpha 0.5` is `--set ID.alpha=0.5`.
+    """Translate a step's options in a hint into those of `run`: `--alpha 0.5` becomes `--set ID.alpha=0.5`.
 
-    Options that `run` has too, and commands that are told whole, stay as they are.
+    Options that `run` has too, and complete commands, are left unchanged.
     """
     fields = {f.name for f in fields_of(step) if not f.is_input} - _OF_RUN
     if "deliver " in hint:

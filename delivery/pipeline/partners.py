@@ -1,4 +1,4 @@
-"""Inputs that a step finds for itself: what its baseline was measured on, while the store still has it."""
+"""Inputs that a step finds by itself: what its baseline was measured on, if the store still has it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Surroundings:
 
 
 def with_partners(job: Job, store: Store, model: str) -> Job:
-    """The job with roles bound that were left open and whose artifact the step names and the store has."""
+    """The job with its unbound roles bound to artifacts that the step names and the store has."""
     open_roles = {f.name for f in fields_of(type(job.step)) if f.is_input} - set(job.inputs)
     if not open_roles or not type(job.step).uses_device:
         return job

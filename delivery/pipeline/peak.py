@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work in this process, as the kernel counted it."""
+"""Peak memory of this process during a piece of work, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 
 class PeakMeter:
-    """Resets the process' resident high-water mark, and reads it later."""
+    """Resets the process' peak resident size, and reads it later."""
 
     def __init__(self) -> None:
         with suppress(OSError):
             (_PROCESS / "clear_refs").write_text(_RESET_PEAK, "ascii")
 
     def peak_bytes(self) -> int | None:
-        """The highest resident size since the meter was made; None where the kernel does not tell."""
+        """The peak resident size since the meter was made; None if the kernel does not report it."""
         try:
             found = re.search(r"VmHWM:\s+(\d+) kB", (_PROCESS / "status").read_text("ascii"))
         except OSError:

@@ -1,4 +1,4 @@
-"""What a run would do, foretold: the order, what is cached, the peak of memory. Touches nothing."""
+"""Plan a run without changing anything: the order, what is cached, the predicted peak memory."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class PlanRow:
     artifact: str
     peak: Peak | None
     lacks: str = ""
-    """What this machine has not and the stage needs."""
+    """What the stage needs and this machine lacks."""
 
     def to_json(self) -> dict[str, Json]:
-        """`predicted_peak_bytes` are of the processes' own memory, `predicted_gpu_bytes` of the GPU's (0
-        where none computes); null where nothing is known yet."""
+        """`predicted_peak_bytes` is host memory, `predicted_gpu_bytes` GPU memory (0 if no GPU is used); null
+        if nothing is known yet."""
         known = ("id", "step", "status", "why", "artifact", "lacks")
         return {
             **{name: getattr(self, name) for name in known},
@@ -61,7 +61,7 @@ def plan(
 ) -> tuple[PlanRow, ...]:
     """The stages in order, with what is known before anything runs.
 
-    A stage behind one that runs is told to run too, though equal work may turn out to be cached.
+    A stage after one that runs is planned to run too, though its result may turn out to be cached.
     Raises UsageError `unknown-stage`, and what `preflight` and resolving a `ref:` input raise.
     """
     known: dict[str, Artifact] = {}
@@ -88,7 +88,7 @@ def table(rows: Sequence[PlanRow]) -> str:
 
 
 def _shown(peak: Peak | None) -> str:
-    """Memory of the host, and where a GPU computes that of the GPU as well."""
+    """Host memory, and GPU memory if a GPU is used."""
     if peak is None:
         return "?"
     host = size(peak.host_bytes)
@@ -96,7 +96,7 @@ def _shown(peak: Peak | None) -> str:
 
 
 def _why(row: PlanRow) -> str:
-    return f"{row.why}; needs {row.lacks}, which is not here" if row.lacks else row.why
+    return f"{row.why}; needs {row.lacks}, which this machine lacks" if row.lacks else row.why
 
 
 def _row(
@@ -110,7 +110,7 @@ def _row(
 ) -> tuple[PlanRow, Artifact | None]:
     inputs, missing = _inputs(stage, store, known)
     if lacking_device(stage, pipeline.device) is not None:
-        # Which device it would be decides what is cached, so nothing is known of that.
+        # Whether it is cached depends on the device, so it is unknown.
         why = f"after {', '.join(missing)}" if missing else "unknown without its device"
         return replace(_run_row(stage, why, _peak(stage, foresight)), lacks="a GPU"), None
     with store.remembering():
@@ -131,7 +131,7 @@ def _row(
         return PlanRow(stage.id, stage.step.name, "cached", "", made.digest, peak), made
     verdict = store.cached(verdict_key(made.digest))
     if verdict is not None and store.run_record(verdict).get("undecided"):
-        return _run_row(stage, "the kept measurement decides nothing", peak), None
+        return _run_row(stage, "the stored measurement is inconclusive", peak), None
     digest = verdict.digest if verdict else made.digest
     return PlanRow(stage.id, stage.step.name, "judge", "measured already", digest, peak), verdict
 
@@ -143,7 +143,7 @@ def _run_row(stage: Stage, why: str, peak: Peak | None) -> PlanRow:
 def _inputs(
     stage: Stage, store: Store, known: Mapping[str, Artifact]
 ) -> tuple[dict[str, tuple[Artifact, ...]], list[str]]:
-    """Inputs that are there, and the stages that have to run before the others are."""
+    """Inputs that exist, and the stages that have to run to make the others."""
     kinds = {f.name: f.metadata["kind"] for f in fields_of(stage.step) if f.is_input}
     inputs: dict[str, tuple[Artifact, ...]] = {}
     missing: list[str] = []
@@ -157,14 +157,14 @@ def _inputs(
 
 
 def _peak(stage: Stage, foresight: Foresight, found: Known = MappingProxyType({})) -> Peak | None:
-    """What the step foretells of what it is bound to, and of partners that it `found` for itself."""
+    """The step's predicted peak, from its bound inputs and the partners that it `found` by itself."""
     try:
-        foretold: Peak | None = stage.instance().predict_peak(
+        predicted: Peak | None = stage.instance().predict_peak(
             {**found, **foresight.inputs(stage)}, foresight.device(stage)
         )
     except (DeliverError, OSError, LookupError):
-        return None  # not known before what it depends on is there
-    return foretold
+        return None  # not known before its inputs exist
+    return predicted
 
 
 def _changed(
@@ -174,5 +174,5 @@ def _changed(
     last = before.get(stage.id, {}).get("key")
     record = store.key_record(last) if last else None
     if record is None:
-        return "not made yet" if last is None else "no longer there"
-    return ", ".join(differences(record["parts"], parts)) or "no longer there"
+        return "not made yet" if last is None else "no longer in the store"
+    return ", ".join(differences(record["parts"], parts)) or "no longer in the store"

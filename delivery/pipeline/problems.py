@@ -1,4 +1,4 @@
-"""A pydantic validation error in our own words: file and line, what was expected, what was there."""
+"""Translate a pydantic validation error: file and line, what was expected, what was found."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-# Union members that pydantic adds to a location; they are not in the file.
+# Names of union members that pydantic adds to a location; they do not occur in the file.
 _MEMBERS = {"str", "float", "Bounds", "list[str]"}
 
 
 def file_error(error: ValidationError, document: Document) -> UsageError:
-    """The error worth showing: an unknown key first (it often explains a missing one), else the first."""
+    """The most useful error: an unknown key (which often explains a missing one), else the first."""
     problems = error.errors()
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     place = _place(problem["loc"])
@@ -66,7 +66,7 @@ def _reason(problem: ErrorDetails) -> str:
         case "too_short":
             return f"expected at least {limits['min_length']}, got {limits['actual_length']}"
         case "string_too_short":
-            return "expected text, got none"
+            return "expected text, got an empty value"
     return problem["msg"].removeprefix("Value error, ")
 
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, one plain line now and then elsewhere."""
+"""Progress on stderr: bars on a terminal, occasional plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN_EVERY_S = 5.0
 
 
 class Display(Protocol):
-    """Where a run tells people what it does."""
+    """Shows the progress of a run."""
 
     def line(self, text: str) -> None: ...
     def task(self, title: str, total: float, unit: str) -> Task: ...
@@ -23,20 +23,20 @@ class Display(Protocol):
 
 
 def display(stream: TextIO | None = None) -> Display:
-    """Bars where `stream` (default stderr) is a terminal, plain lines otherwise."""
+    """Bars if `stream` (default stderr) is a terminal, plain lines otherwise."""
     stream = stream or sys.stderr
     return Bars(stream) if stream.isatty() else Lines(stream)
 
 
 def counted(done: float, total: float, unit: str) -> str:
-    """How far a task is: '3/30 layers', '1.5 MiB of 256 MiB'; without a total (0) only what is done."""
+    """Progress of a task: '3/30 layers', '1.5 MiB of 256 MiB'; without a total (0) only the amount done."""
     if unit == "bytes":
         return f"{amount(done, unit)} of {amount(total, unit)}" if total else amount(done, unit)
     return f"{done:g}/{total:g} {unit}" if total else f"{done:g} {unit}"
 
 
 class Lines:
-    """For logs: a line when a task starts and ends, and every few seconds between."""
+    """For logs: a line every few seconds and when a task ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Where people and CI find what the last run made: `latest/<stage>` and `reports/<stage>/`."""
+"""Publish the results of the last run to `latest/<stage>` and `reports/<stage>/`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RENDERINGS = ("report.json", "report.html", "junit.xml", "metrics.txt", "summary
 def publish(store: Store, steps: Iterable[StageResult], not_made: Iterable[str] = ()) -> None:
     """Point `latest/<stage>` at each artifact, and copy the renderings of reports to `reports/<stage>/`.
 
-    CI collects files by fixed paths and follows no links, hence the copies. A stage that a stopped run
-    should have made has no latest one: an old release must not pass for this run's.
+    CI collects files by fixed paths and does not follow links, hence the copies. `not_made` stages, which a
+    stopped run did not reach, lose their entry: an old release must not be mistaken for this run's.
     """
     for stage in not_made:
         (store.folder("latest") / stage).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""References: a path, a tag or the beginning of a digest, and what each means."""
+"""Resolve references: a path, a tag or the beginning of a digest."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MIN_PREFIX = 4
 SHORT = 12
 _EXTERNAL = "external"
 ENGINE_FILE = "engine.json"
-# The file that tells a plain folder's kind, for folders that deliver did not make. First match counts.
+# The file that identifies the kind of a folder not made by deliver. The first match counts.
 _MARKS = ((ENGINE_FILE, Kind.ENGINE), ("config.json", Kind.CHECKPOINT))
 
 
 def short(digest: str) -> str:
-    """A digest as people are shown it."""
+    """A digest shortened for display."""
     return digest[:SHORT]
 
 
 def resolve(store: Store, ref: str, kind: Kind | None = None) -> Artifact:
-    """The artifact that `ref` means, checked to be whole and of the kind asked for.
+    """The artifact that `ref` refers to, checked to be intact and of the requested kind.
 
-    A plain Hugging Face directory is taken as a checkpoint: it gets a manifest of its own, in memory.
+    A plain Hugging Face directory is accepted as a checkpoint, with a manifest made in memory.
     Raises UsageError `unknown-ref`, `ambiguous-ref`, `wrong-kind`, DataError `artifact-damaged`,
     `not-an-artifact`, `manifest-damaged`.
     """
@@ -35,14 +35,14 @@ def resolve(store: Store, ref: str, kind: Kind | None = None) -> Artifact:
     if kind is not None and artifact.kind != kind:
         raise UsageError(
             "wrong-kind",
-            f"{ref} is no {kind}",
+            f"{ref} is not {_one(kind)}",
             why=f"expected {_one(kind)}, got {_one(artifact.kind)}",
             hint=f"deliver ls --kind {kind}",
         )
     if artifact.manifest.step != _EXTERNAL and (damage := store.damage(artifact)) is not None:
         raise DataError(
             "artifact-damaged",
-            f"{artifact.path} is not what its manifest says",
+            f"{artifact.path} does not match its manifest",
             why=damage,
             hint=f"make it again; or, if it was changed on purpose, remove {artifact.file(MANIFEST)}",
         )
@@ -50,12 +50,12 @@ def resolve(store: Store, ref: str, kind: Kind | None = None) -> Artifact:
 
 
 def is_external(artifact: Artifact) -> bool:
-    """Whether deliver did not make it."""
+    """Whether the artifact was not made by deliver."""
     return artifact.manifest.step == _EXTERNAL
 
 
 def find(store: Store, ref: str) -> Artifact:
-    """As `resolve`, but whatever state the artifact is in."""
+    """Like `resolve`, without checking the artifact's state."""
     path = Path(ref).expanduser()
     if path.is_dir():
         return read_artifact(path) if (path / MANIFEST).is_file() else _external(store, path)
@@ -79,7 +79,7 @@ def _by_prefix(store: Store, ref: str, tags: list[str]) -> Artifact:
     if len(found) > 1:
         raise UsageError(
             "ambiguous-ref",
-            f"{ref!r} means {len(found)} artifacts",
+            f"{ref!r} matches {len(found)} artifacts",
             why=", ".join(short(d) for d in found),
             hint="give more digits",
         )
@@ -87,7 +87,7 @@ def _by_prefix(store: Store, ref: str, tags: list[str]) -> Artifact:
         raise UsageError(
             "unknown-ref",
             f"there is no artifact {ref!r}",
-            why=f"it is no folder, no tag and no beginning of a digest in {store.workdir}"
+            why=f"it is not a folder, and not a tag or the beginning of a digest in {store.workdir}"
             + (f", of which at least {MIN_PREFIX} digits are needed" if len(ref) < MIN_PREFIX else ""),
             hint=did_you_mean(ref, tags) if tags else "deliver ls",
         )

@@ -1,4 +1,4 @@
-"""What a run made: per stage and as a whole, as values, as JSON and as a table for people."""
+"""The results of a run, per stage and as a whole: as values, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StageResult:
     error: DeliverError | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Metric → value: the report's, or those that the step told while it ran."""
+        """Metric → value: the report's, or those that the step recorded."""
         if self.report is not None:
             return {m.name: m.value for m in self.report.metrics}
         return {name: m["value"] for name, m in self.record.get("metrics", {}).items()}
@@ -62,7 +62,7 @@ class RunResult:
 
     @property
     def release(self) -> Path | None:
-        """The folder of the release, when one was made."""
+        """The folder of the release, if one was made."""
         return next((s.artifact.path for s in self.steps[::-1] if s.artifact.kind == Kind.RELEASE), None)
 
     @property
@@ -83,7 +83,7 @@ class RunResult:
         return out
 
     def last_line(self) -> str:
-        """Of a run that passed: 'passed', and what it owes to a waiver or a baseline of its own making."""
+        """For a run that passed: 'passed', with any waivers and bootstrapped baselines it relied on."""
         owed = []
         for step in self.steps:
             if step.report is None:
@@ -102,7 +102,7 @@ def run_record(steps: Iterable[StageResult]) -> dict[str, Json]:
 
 
 def table(result: RunResult) -> str:
-    """What was done and measured, in aligned columns."""
+    """Stages and their metrics, in aligned columns."""
     rows = [("stage", "artifact", "time", "peak", "measured")]
     for step in result.steps:
         time_text = "cached" if step.cached else f"{step.seconds:.1f} s"
@@ -118,7 +118,7 @@ def table(result: RunResult) -> str:
 
 
 def size(size_bytes: int | None) -> str:
-    """Bytes for people: '1.2 GiB'; '' for None."""
+    """Bytes in readable units: '1.2 GiB'; '' for None."""
     return "" if size_bytes is None else amount(size_bytes, "bytes")
 
 

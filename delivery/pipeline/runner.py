@@ -1,4 +1,4 @@
-"""Running a pipeline: stage after stage, from the cache where nothing changed, until done or stopped."""
+"""Run a pipeline stage by stage, reusing cached results, until it ends or a stage fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How stages are run. `force` names stages to do again, `EVERYTHING` all of them."""
+    """How stages are run. `force` names stages to run again; `EVERYTHING` means all of them."""
 
     store: Store
     display: Display
@@ -66,8 +66,8 @@ def run(
 ) -> RunResult:
     """Run the pipeline, or only `stages` and what they need, or everything `until` a stage.
 
-    A stage that fails ends the run: its error is in the result, what was made before it stays. `so_far` is
-    told what there is after every stage, for a run that is broken off.
+    A stage that fails ends the run: its error is in the result, and earlier results are kept. `so_far` is
+    called with the result after every stage, for a run that is interrupted.
     Raises UsageError `unknown-stage`, and what `preflight` raises.
     """
     chosen = select(pipeline, stages, until, force)
@@ -127,7 +127,7 @@ def select(
 def _look_ahead(
     stage: Stage, stages: Sequence[Stage], done: Mapping[str, StageResult], foresight: Foresight
 ) -> None:
-    """Now that a stage is done, what is still ahead and takes from it knows more than before."""
+    """After a stage has run, check the remaining stages that depend on it again, with what is now known."""
     result = done[stage.id]
     if result.error is not None:
         return
@@ -151,7 +151,7 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
     if is_check(type(job.step)):
         judged = _judged(job, made, settings)
         if made.cached and judged.undecided:
-            settings.display.line("  the kept measurement decides nothing: measuring again")
+            settings.display.line("  the stored measurement is inconclusive: measuring again")
             made = make(job, settings.store, reporter, force=True, gate=settings.gate)
             judged = _judged(job, made, settings)
         artifact, report, error = judged.artifact, judged.report, judged.error
@@ -166,7 +166,7 @@ def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:
         error=error,
     )
     log.event("done", stage=job.id, artifact=artifact.digest, cached=made.cached, seconds=result.seconds)
-    settings.display.line(_told(result))
+    settings.display.line(_summary(result))
     return result
 
 
@@ -177,7 +177,7 @@ def _judged(job: Job, made: Made, settings: Settings) -> Judged:
 
 
 def model_name(model: str) -> str:
-    """The name that baselines are filed under: the last part of a path, a Hub id or a URL."""
+    """The model's name, which baselines are stored under: the last part of a path, a Hub id or a URL."""
     path = urlparse(model).path if "://" in model else model
     last = Path(path.rstrip("/")).name or "model"
     if "/" in model and "." in last:
@@ -196,7 +196,7 @@ def _job(stage: Stage, pipeline: Pipeline, done: Mapping[str, StageResult], stor
     return Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
 
 
-def _told(result: StageResult) -> str:
+def _summary(result: StageResult) -> str:
     how = "cached" if result.cached else f"{result.seconds:.1f} s"
     verdict = f", {result.report.verdict.value}" if result.report else ""
     return f"  {how}{verdict}: {short(result.artifact.digest)}"

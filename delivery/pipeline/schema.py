@@ -1,7 +1,7 @@
-"""The JSON schema of a pipeline file: its own shape, and the parameters and inputs of every step.
+"""The JSON schema of a pipeline file: its structure, and the parameters and inputs of every step.
 
-`python -m delivery.pipeline.schema > pipelines/pipeline.schema.json` publishes it; a test holds the
-two together. Editors complete and check by it: `# yaml-language-server: $schema=pipeline.schema.json`.
+`python -m delivery.pipeline.schema > pipelines/pipeline.schema.json` writes it; a test checks that it is
+up to date. Editors use it to complete and validate: `# yaml-language-server: $schema=pipeline.schema.json`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _type(hint: Any) -> dict[str, Json]:
 
 
 def _untitled(value: Any) -> Any:
-    """Without pydantic's titles, which only repeat names; a property called `title` stays."""
+    """Without pydantic's titles, which only repeat names; a property called `title` is kept."""
     if isinstance(value, dict):
         return {k: _untitled(v) for k, v in value.items() if not (k == "title" and isinstance(v, str))}
     return [_untitled(v) for v in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""One step alone, outside any pipeline: what `deliver STEP` does."""
+"""Run a single step outside a pipeline: `deliver STEP`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_step(
 
 
 def resolve_inputs(step: Any, store: Store) -> dict[str, tuple[Artifact, ...]]:
-    """Role → the artifacts that its references mean. Raises as `refs.resolve` does."""
+    """Role → the artifacts that its references resolve to. Raises as `refs.resolve` does."""
     out = {}
     for field in fields_of(type(step)):
         given: str | Sequence[str] | None = getattr(step, field.name) if field.is_input else None
@@ -77,10 +77,10 @@ def resolve_inputs(step: Any, store: Store) -> dict[str, tuple[Artifact, ...]]:
 
 
 def subject_name(inputs: Mapping[str, tuple[Artifact, ...]], store: Store) -> str:
-    """The name of the model that the inputs descend from, as baselines are filed under it.
+    """The name of the model that the inputs were made from, which baselines are stored under.
 
-    It is what the first step was told, as the records of the store tell it; for a chain that began with
-    a plain directory, that directory's name.
+    It is the `model` parameter of the first step, as recorded in the store; for a chain that began with a
+    plain directory, that directory's name.
     """
     queue = [artifact for found in inputs.values() for artifact in found]
     seen: set[str] = set()
@@ -92,11 +92,11 @@ def subject_name(inputs: Mapping[str, tuple[Artifact, ...]], store: Store) -> st
         if is_external(artifact):
             return model_name(str(artifact.path.resolve()))
         record = store.run_record(artifact)
-        told = record.get("params", {}).get("model") or next(
+        given = record.get("params", {}).get("model") or next(
             iter(record.get("plain_inputs", {}).values()), ""
         )
-        if told:
-            return model_name(str(told))
+        if given:
+            return model_name(str(given))
         parents = [d for v in artifact.manifest.inputs.values() for d in ((v,) if isinstance(v, str) else v)]
         queue += [read_artifact(store.path_of(d)) for d in parents if (store.path_of(d) / MANIFEST).is_file()]
     return "model"

@@ -1,4 +1,4 @@
-"""YAML 1.2 read strictly, remembering the line of every value: no duplicate keys, no tags, no surprises."""
+"""A strict YAML 1.2 reader that keeps the line of every value; duplicate keys and tags are refused."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _PREFIX = "tag:yaml.org,2002:"
 
 @dataclass
 class Document:
-    """Plain data and where each value stands: `lines` maps a path such as ('steps', 2, 'with') to a line."""
+    """Plain data and line numbers: `lines` maps a path such as ('steps', 2, 'with') to a line."""
 
     data: Any
     name: str
     lines: dict[Place, int] = field(default_factory=dict)
     origins: dict[Place, str] = field(default_factory=dict)
-    """Values that did not come from the file, and what they came from: an option."""
+    """Values that came from an option instead of the file, with the option."""
 
     def where(self, place: Place) -> str:
-        """`file:line` of a value, or of the nearest thing around it that stands in the file."""
+        """`file:line` of a value, or of the innermost enclosing value that is in the file."""
         for end in range(len(place), -1, -1):
             if place[:end] in self.origins:
                 return self.origins[place[:end]]
@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> Document:
             "pipeline-not-found",
             f"there is no pipeline file {path}",
             why=error.strerror or "",
-            hint="deliver init writes one, commented",
+            hint="deliver init writes a commented one",
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError("yaml-invalid", f"{path} is not UTF-8 text", why=str(error)) from error
@@ -104,11 +104,11 @@ class _Builder:
             key = key_node.value if isinstance(key_node, ScalarNode) else None
             here = self._here(key_node)
             if key is None or key == "<<":
-                raise UsageError("yaml-invalid", f"{here}: a key has to be plain text")
+                raise UsageError("yaml-invalid", f"{here}: a key must be plain text")
             if key in out:
                 first = self._document.where((*place, key))
                 raise UsageError(
-                    "yaml-duplicate-key", f"{here}: {key!r} is there twice", why=f"first at {first}"
+                    "yaml-duplicate-key", f"{here}: duplicate key {key!r}", why=f"first at {first}"
                 )
             out[key] = self.build(value_node, (*place, key))
             self._document.lines[(*place, key)] = key_node.start_mark.line + 1
@@ -117,12 +117,12 @@ class _Builder:
     def _scalar(self, node: ScalarNode) -> Any:
         kind = str(node.tag).removeprefix(_PREFIX)
         if kind == "timestamp":
-            return node.value  # dates are checked where one is expected
+            return node.value  # dates are checked where they are expected
         if kind not in ("str", "int", "float", "bool", "null"):
             raise UsageError(
                 "yaml-invalid",
                 f"{self._here(node)}: the tag {node.tag} is not allowed",
-                why="only plain data is",
+                why="only plain data is allowed",
             )
         value = self._yaml.constructor.construct_object(node, deep=True)
         if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""A pipeline as a value, validated as a whole before a weight is read."""
+"""A pipeline, validated as a whole before any weight is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a pipeline under its id: every parameter has its value, every role its source."""
+    """One step of a pipeline with its id, all parameter values and the source of every role."""
 
     id: str
     step: type[Any]
@@ -38,7 +38,7 @@ class Stage:
     sources: Mapping[str, tuple[Source, ...]]
 
     def instance(self) -> Any:
-        """The step itself; its input fields hold the sources as written."""
+        """The step itself; its input fields contain the sources as written."""
         roles = {
             f.name: tuple(map(str, found)) if f.metadata["many"] else str(found[0])
             for f in fields_of(self.step)
@@ -69,7 +69,7 @@ class Pipeline:
         )
 
     def needed_for(self, stage_ids: Sequence[str]) -> tuple[Stage, ...]:
-        """These stages and everything that they descend from, in order."""
+        """These stages and everything that they depend on, in order."""
         wanted = {self.stage(s).id for s in stage_ids}
         for stage in reversed(self.stages):
             if stage.id in wanted:
@@ -77,7 +77,7 @@ class Pipeline:
         return tuple(s for s in self.stages if s.id in wanted)
 
     def until(self, stage_id: str) -> tuple[Stage, ...]:
-        """Every stage up to and with this one."""
+        """Every stage up to and including this one."""
         return self.stages[: self.stages.index(self.stage(stage_id)) + 1]
 
 
@@ -92,7 +92,7 @@ def load_pipeline(
 
     Raises UsageError, with file and line: `pipeline-not-found`, `yaml-invalid`, `yaml-duplicate-key`,
     `unknown-key`, `wrong-type`, `bad-value`, `missing-key`, `unknown-step`, `duplicate-stage`,
-    `unknown-stage`, `wrong-kind`, `missing-input`, `bad-override`, and what the gate's own parts raise.
+    `unknown-stage`, `wrong-kind`, `missing-input`, `bad-override`, and the gate's own errors.
     """
     document = read_yaml(Path(path))
     parsed = _validated(document)
@@ -112,7 +112,7 @@ def load_pipeline(
 
 
 def read_gate(path: Path) -> dict[str, Json]:
-    """The `gate` section of a pipeline file as checks get it, without looking at its steps.
+    """The `gate` section of a pipeline file as checks get it, without validating its steps.
 
     Raises UsageError as `load_pipeline` does.
     """
@@ -123,7 +123,7 @@ def read_gate(path: Path) -> dict[str, Json]:
 
 
 def gate_json(gate: Gate) -> dict[str, Json]:
-    """A gate section as checks get it: `missing_baseline` decided, limits as numbers or {min, max}."""
+    """A gate section as checks get it: `missing_baseline` resolved, limits as numbers or {min, max}."""
     out: dict[str, Json] = gate.model_dump(mode="json", exclude_none=True)
     out.setdefault("missing_baseline", "fail" if os.environ.get("CI") else "bootstrap")
     return out
@@ -134,8 +134,8 @@ def _validated(document: Document) -> PipelineFile:
         raise UsageError(
             "wrong-type",
             f"{document.name} is not a pipeline",
-            why="expected a mapping with `version` and `steps` at its top",
-            hint="deliver init writes one, commented",
+            why="expected a mapping with `version` and `steps` at the top level",
+            hint="deliver init writes a commented one",
         )
     try:
         return PipelineFile.model_validate(document.data)
@@ -144,7 +144,7 @@ def _validated(document: Document) -> PipelineFile:
 
 
 def _check_gate(parsed: PipelineFile, document: Document) -> None:
-    """Names of metrics and forms of limits and waivers, as the gate itself reads them."""
+    """Check names of metrics and the syntax of limits and waivers with the gate's own parsers."""
     from delivery.gate.limits import parse_target
     from delivery.gate.metrics import latency_kind
     from delivery.gate.waivers import parse

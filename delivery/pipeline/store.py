@@ -1,14 +1,14 @@
 """The artifact store of a workdir: content-addressed, safe against kills and against two runs at once.
 
-    objects/ab/cdef…      file contents by SHA-256, each once, read-only
-    artifacts/<digest>/   whole artifacts; their files are reflinks or hard links of objects
+    objects/ab/cdef…      file contents by SHA-256, stored once, read-only
+    artifacts/<digest>/   complete artifacts; their files are reflinks or hard links of objects
     keys/<key>.json       cache key → artifact
     tags/<name>           a name for a digest
     tmp/ scratch/ locks/  work in progress
     runs/                 event logs; `runs/latest` names the last run
-    latest/ reports/      what the last run made, by stage, for people and for CI
+    latest/ reports/      results of the last run by stage, for users and CI
 
-Everything appears by rename, so a kill leaves it whole or not at all.
+Everything is written by renaming, so a kill leaves it either complete or absent.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Store:
-    """The store under one workdir. Making one touches nothing; the first write makes the folders.
+    """The store in a workdir. Creating one touches no file; the first write creates the folders.
 
-    With `read_only`, not even the memo of hashes is written. Raises UsageError `workdir-unusable`.
+    With `read_only`, not even the cache of hashes is written. Raises UsageError `workdir-unusable`.
     """
 
     def __init__(self, workdir: Path, *, read_only: bool = False) -> None:
@@ -68,7 +68,7 @@ class Store:
     # -- places -------------------------------------------------------------------------------
 
     def folder(self, name: str) -> Path:
-        """A folder of the workdir, made when it is missing."""
+        """A folder of the workdir, created if it is missing."""
         path = self.workdir / name
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -81,15 +81,15 @@ class Store:
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Inside, digests of unchanged files are not computed again."""
+        """Inside the context, digests of unchanged files are not computed again."""
         with remembered_hashes(self.memo):
             yield
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps `gc` of another process away; any number of runs may hold it.
+        """Block `gc` in other processes; any number of runs may hold this lock.
 
-        Raises UsageError `workdir-unusable` where the workdir cannot be made.
+        Raises UsageError `workdir-unusable` if the workdir cannot be created.
         """
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class Store:
             raise UsageError(
                 "workdir-unusable",
                 f"{self.workdir} cannot be a workdir",
-                why=f"it cannot be made: {error.strerror}",
+                why=f"it cannot be created: {error.strerror}",
                 hint="choose another --workdir",
             ) from error
         with locked(self.workdir / "locks" / "store", shared=True):
@@ -107,16 +107,16 @@ class Store:
 
     @contextmanager
     def key_lock(self, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-        """One run at a time does the work of a cache key."""
+        """Lock so that only one run at a time does the work of a cache key."""
         with locked(self.workdir / "locks" / key, on_wait=on_wait):
             yield
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """An empty folder to make an artifact in; whatever is left in it afterwards is removed."""
+        """An empty folder to build an artifact in; anything left in it afterwards is removed."""
         path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.folder("tmp")))
         try:
-            (path / "out").mkdir()  # not `path` itself: that one only its owner may read
+            (path / "out").mkdir()  # not `path` itself, which only its owner may read
             yield path / "out"
         finally:
             shutil.rmtree(path, ignore_errors=True)
@@ -124,10 +124,10 @@ class Store:
     # -- artifacts ----------------------------------------------------------------------------
 
     def commit(self, out: Path, manifest: Manifest, record: Mapping[str, Json]) -> Artifact:
-        """Make the tree `out` (inside the workdir) an artifact; `out` is gone afterwards.
+        """Turn the folder `out` (inside the workdir) into an artifact; `out` no longer exists afterwards.
 
-        `manifest.files` is filled in here; `record` becomes `run.json`. If equal work is there already,
-        that is kept.
+        `manifest.files` is filled in here; `record` becomes `run.json`. If an equal artifact exists already,
+        it is kept.
         """
         with self.remembering():
             files = tuple(self._intern(name, path) for name, path in walk(out))
@@ -180,7 +180,7 @@ class Store:
             return hash_file(path).sha256 == sha256
 
     def damage(self, artifact: Artifact) -> str | None:
-        """A sentence about the first file that is not what the manifest says; None when all are.
+        """A description of the first file that does not match the manifest; None if all match.
 
         A file is read again only if its size, time or inode changed since it was last read.
         """
@@ -211,18 +211,18 @@ class Store:
                 yield artifact
 
     def unreadable(self) -> list[Path]:
-        """Folders among the artifacts that have no whole manifest."""
+        """Artifact folders without a complete manifest."""
         folder = self.workdir / "artifacts"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         return [path for path in paths if self._readable(path) is None]
 
     def find(self, digest: str) -> Artifact | None:
-        """The artifact of a whole digest, None when the store has it not or not undamaged."""
+        """The artifact with this full digest; None if the store lacks it or it is damaged."""
         artifact = self._readable(self.path_of(digest))
         return None if artifact is None or self.damage(artifact) is not None else artifact
 
     def run_record(self, artifact: Artifact) -> dict[str, Json]:
-        """An artifact's `run.json`: what was true only of the run that made it; {} where it has none."""
+        """An artifact's `run.json`: facts about the run that made it; {} if it has none."""
         try:
             record: dict[str, Json] = json.loads(artifact.file(RUN_RECORD).read_text("utf-8"))
         except (FileNotFoundError, ValueError):
@@ -232,13 +232,13 @@ class Store:
     # -- the cache ----------------------------------------------------------------------------
 
     def cached(self, key: str) -> Artifact | None:
-        """The artifact made under a cache key, if it is there; its files may be damaged."""
+        """The artifact of a cache key, if it exists; its files may be damaged."""
         entry = self.key_record(key)
         return None if entry is None else self._readable(self.path_of(entry["artifact"]))
 
     @staticmethod
     def _readable(path: Path) -> Artifact | None:
-        """The artifact in a folder of the store, None where a power failure left no whole manifest."""
+        """The artifact in a folder of the store; None if a power failure left no complete manifest."""
         try:
             artifact = read_artifact(path)
         except DataError:
@@ -269,13 +269,15 @@ class Store:
         """Name an artifact of this store. Raises UsageError `bad-tag`, `not-in-store`."""
         if not _TAG.fullmatch(name) or _DIGEST.fullmatch(name):
             raise UsageError(
-                "bad-tag", f"{name!r} cannot be a tag", why="letters, digits, '.', '_' and '-' make one"
+                "bad-tag",
+                f"{name!r} cannot be a tag",
+                why="a tag consists of letters, digits, '.', '_' and '-'",
             )
         if not self.path_of(artifact.digest).is_dir():
             raise UsageError(
                 "not-in-store",
                 f"{artifact.path} is not in the store {self.workdir}",
-                why="a tag keeps an artifact of the store from `gc`",
+                why="a tag protects an artifact of the store from `gc`",
                 hint="deliver ls",
             )
         write_whole(self.folder("tags") / name, artifact.digest + "\n", durable=True)
@@ -288,9 +290,9 @@ class Store:
 
 
 def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a small file so that it is there whole or not at all after a kill.
+    """Write a small file atomically: after a kill it is either complete or absent.
 
-    With `durable` also after a power failure, which costs a flush. What can be made again needs none.
+    With `durable` also after a power failure, at the cost of a flush, which reproducible files do not need.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("w", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""Values of step fields: typed as the dataclass says, whether they come from YAML or from a command line."""
+"""Parse and check values of step fields by their declared types, from YAML or from the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NotAllowed(ValueError):
-    """A value of the right type that is not among the choices of its field, or out of its range."""
+    """A value of the right type that is not among its field's choices, or is out of range."""
 
 
 _WORDS = {"true": True, "false": False}
@@ -64,7 +64,7 @@ def is_flag(hint: Any) -> bool:
 
 
 def checked(value: Any, hint: Any) -> Any:
-    """`value` as the type asks for it (an int where a float is wanted becomes one).
+    """`value` converted to the type (an int becomes a float if a float is expected).
 
     Raises ValueError with a sentence: 'expected a whole number, got 'many' (text)'.
     """
@@ -77,7 +77,7 @@ def checked(value: Any, hint: Any) -> Any:
 
 
 def parsed(text: str, hint: Any) -> Any:
-    """The value that a command line's `text` stands for. Raises ValueError as `checked` does."""
+    """The value of a command line's `text`. Raises ValueError as `checked` does."""
     alternatives = _alternatives(hint)
     if type(None) in alternatives and text.lower() in _NONE:
         return None
@@ -96,7 +96,7 @@ def check_field(cls: type[Any], field: Field, value: Any) -> Any:
 
     Raises ValueError, NotAllowed; `error_code` tells the two apart.
 
-    A whole number where text is wanted is that text: `group_size: 64` needs no quotes.
+    A whole number is accepted as text if text is expected: `group_size: 64` needs no quotes.
     """
     hint = type_of(cls, field.name)
     if hint is str and type(value) is int:
@@ -117,7 +117,7 @@ def check_field(cls: type[Any], field: Field, value: Any) -> Any:
 
 
 def error_code(error: ValueError) -> str:
-    """The code to show an error of `check_field` or `parsed` under."""
+    """The error code for an error of `check_field` or `parsed`."""
     return "bad-value" if isinstance(error, NotAllowed) else "wrong-type"
 
 
@@ -130,7 +130,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 class _Mismatch(Exception):
-    """The value is not of the one type that was tried."""
+    """The value does not have the type that was tried."""
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

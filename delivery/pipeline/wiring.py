@@ -1,6 +1,6 @@
 """Which earlier step an input role is bound to, and whether the kinds fit.
 
-A role that the pipeline file leaves open is bound by the rules that `steps.step.takes` lists.
+A role that the pipeline file does not bind is bound by the rules listed in `steps.step.takes`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A stage as wiring sees it."""
+    """The parts of a stage that binding needs."""
 
     id: str
     step: type[Any]
@@ -58,8 +58,8 @@ def wire(
         if name not in roles:
             raise UsageError(
                 "unknown-key",
-                f"{where}: step {stage_id!r} takes no input {name!r}",
-                hint=did_you_mean(name, roles) if roles else "it takes no inputs at all",
+                f"{where}: step {stage_id!r} has no input {name!r}",
+                hint=did_you_mean(name, roles) if roles else "it has no inputs",
             )
     bound: dict[str, tuple[Source, ...]] = {}
     # A default may look at the other roles (`source` at the engine's ancestors), so those given go first.
@@ -72,9 +72,9 @@ def wire(
         if not bound[name] and not role.metadata["optional"] and not role.metadata["many"]:
             raise UsageError(
                 "missing-input",
-                f"{where}: step {stage_id!r} lacks its input {name!r}",
+                f"{where}: step {stage_id!r}: input {name!r} is missing",
                 why=f"no earlier step makes {_a(role.metadata['kind'])}",
-                hint=f"put a step that does before it, or set inputs: {{{name}: ...}}",
+                hint=f"add such a step before it, or set inputs: {{{name}: ...}}",
             )
     return {name: sources for name, sources in bound.items() if sources}
 
@@ -102,7 +102,7 @@ def _source(stage_id: str, role: Field, name: str, earlier: Sequence[Node], wher
         raise UsageError(
             "unknown-stage",
             f"{where}: input {role.name!r} of {stage_id!r}: no earlier step has the id {name!r}",
-            hint=did_you_mean(name, known) if known else "a step comes after those that it takes from",
+            hint=did_you_mean(name, known) if known else "a step comes after those that it depends on",
         )
     made, wanted = known[name].step.makes, role.metadata["kind"]
     if made != wanted:
@@ -140,7 +140,7 @@ def _default(
 
 
 def _about_the_same(node: Node, bound: Mapping[str, tuple[Source, ...]]) -> bool:
-    """Whether a report is about what the step takes: the same source wherever both have a role."""
+    """Whether a report is about the step's inputs: equal sources for all roles that both have."""
     shared = [role for role in node.sources if bound.get(role) and role != _ORIGIN]
     return all(node.sources[role] == bound[role] for role in shared)
 
@@ -152,7 +152,7 @@ def _made_from(kind: Kind, node: Node, earlier: Sequence[Node]) -> bool:
 
 
 def _ancestors(bound: Mapping[str, tuple[Source, ...]], earlier: Sequence[Node]) -> set[str]:
-    """Ids of the bound stages and of everything that they descend from."""
+    """Ids of the bound stages and of everything that they depend on."""
     nodes = {node.id: node for node in earlier}
     queue = [source.stage for sources in bound.values() for source in sources]
     seen: set[str] = set()

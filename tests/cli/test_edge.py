@@ -50,7 +50,7 @@ def test_no_arguments_show_the_help(deliver):
         (
             ["inspect", "nothing"],
             "error[unknown-ref]: there is no artifact 'nothing'\n"
-            "  why:  it is no folder, no tag and no beginning of a digest in .deliver\n"
+            "  why:  it is not a folder, and not a tag or the beginning of a digest in .deliver\n"
             "  hint: deliver ls\n",
         ),
     ],
@@ -166,7 +166,7 @@ def test_a_workdir_where_nothing_can_be_made(deliver, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     code, _, err = deliver("run", "p.yaml", "--workdir", "there")
     assert code == 2
-    assert "error[workdir-unusable]: there cannot be a workdir\n  why:  it cannot be made: No such" in err
+    assert "error[workdir-unusable]: there cannot be a workdir\n  why:  it cannot be created: No such" in err
 
 
 def test_an_error_is_the_one_json_object_too(deliver):

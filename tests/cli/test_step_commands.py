@@ -75,7 +75,7 @@ def test_a_check_alone_is_judged_by_a_pipelines_gate(deliver, plain, tmp_path):
 def test_a_wrong_kind_is_refused(deliver, plain):
     code, _, err = deliver("probe", "--engine", "hf", "--pipeline", "p.yaml")
     assert code == 2
-    assert "error[wrong-kind]: hf is no engine" in err
+    assert "error[wrong-kind]: hf is not an engine" in err
 
 
 def test_an_unreadable_input_is_refused(deliver, tmp_path):

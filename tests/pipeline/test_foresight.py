@@ -62,7 +62,7 @@ def test_a_plan_for_a_device_that_is_not_here(pipeline_file, store, without_gpu)
     rows = plan(loaded(pipeline_file, "defaults.device=cuda"), store)
     lacking = {row.id: row.lacks for row in rows}
     assert lacking == {"make": "", "shrink": "a GPU", "assemble": "a GPU", "probe": "a GPU", "pack": "a GPU"}
-    assert "after make; needs a GPU, which is not here" in table(rows)
+    assert "after make; needs a GPU, which this machine lacks" in table(rows)
     assert rows[1].to_json()["lacks"] == "a GPU"
     assert not store.workdir.exists()
 
@@ -84,7 +84,7 @@ def test_what_is_made_already_is_known_though_the_device_is_not_here(pipeline_fi
 
 
 def test_the_hint_for_a_missing_gpu_fits_a_pipeline(go, trace, without_gpu):
-    with pytest.raises(EnvironmentLacking, match=r"step 'shrink' is to run on a GPU") as caught:
+    with pytest.raises(EnvironmentLacking, match=r"step 'shrink' needs a GPU") as caught:
         go("defaults.device=cuda")
     assert caught.value.hint == "--set defaults.device=cpu; or deliver doctor"
     assert trace() == []

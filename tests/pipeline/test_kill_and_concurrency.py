@@ -74,7 +74,7 @@ def test_two_runs_at_once_do_the_work_once(tmp_path, pipeline_file, trace):
     first = start(work, pipeline_file, "shrink.wait_s=60")
     waiting = wait_for("scratch/*/waiting", work)
     second = start(work, pipeline_file)
-    told = f"shrink: process {first.pid} is doing the same, waiting for it\n"
+    told = f"shrink: waiting for process {first.pid}, which is doing the same work\n"
     assert any(line == told for line in second.stderr)
     waiting.unlink()
     (a, _), (b, _) = finish(first), finish(second)

@@ -29,7 +29,7 @@ def test_path_prefix_and_tag_mean_the_same(store):
 def test_what_a_reference_cannot_mean(store, tmp_path):
     a = commit(store, {"x": b"1"})
     store.tag("good", a)
-    with pytest.raises(UsageError, match=r"(?s)is no engine.*expected an engine, got a checkpoint"):
+    with pytest.raises(UsageError, match=r"(?s)is not an engine.*expected an engine, got a checkpoint"):
         resolve(store, a.digest, Kind.ENGINE)
     with pytest.raises(UsageError, match=r"(?s)there is no artifact 'god'.*did you mean 'good'"):
         resolve(store, "god")
@@ -47,7 +47,7 @@ def test_an_ambiguous_prefix_lists_what_it_means(store, monkeypatch):
     a, b = commit(store, {"x": b"1"}), commit(store, {"x": b"2"})
     twin = store.path_of(a.digest[:10] + "0" * 54)
     b.path.rename(twin)
-    with pytest.raises(UsageError, match=r"(?s)means 2 artifacts.*give more digits"):
+    with pytest.raises(UsageError, match=r"(?s)matches 2 artifacts.*give more digits"):
         resolve(store, a.digest[:8])
 
 
@@ -122,5 +122,5 @@ def test_a_target_that_can_never_be_made_is_told_before_the_work(tmp_path, monke
     assert caught.value.code == "out-unusable"
     check_target(tmp_path / "new" / "out")
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
-    with pytest.raises(EnvironmentLacking, match="may not write to"):
+    with pytest.raises(EnvironmentLacking, match="no permission to write to"):
         check_target(tmp_path / "new" / "out")

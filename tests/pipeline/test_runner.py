@@ -165,7 +165,7 @@ def test_an_invalid_measurement_is_no_pass_and_is_made_again(go, trace, store, p
     rows = plan(load_pipeline(pipeline_file, ["probe.value=-1"], steps=fake_steps.STEPS), store)
     assert next((r.id, r.why) for r in rows if r.status == "run") == (
         "probe",
-        "the kept measurement decides nothing",
+        "the stored measurement is inconclusive",
     )
     said = io.StringIO()
     go("probe.value=-1", said=said)

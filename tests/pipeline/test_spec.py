@@ -85,7 +85,7 @@ WAIVER = "{metric: ttft_p95_ms, owner: me, reason: known, expires: 2030-01-31}"
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("2030-01-31", "soon", "a date is written like 2027-01-31"),
+        ("2030-01-31", "soon", "expected a date such as 2027-01-31"),
         ("owner: me, ", "", "gate.waivers.0.owner' is missing"),
         ("owner", "ownr", "did you mean 'owner'"),
         ("ttft_p95_ms", "ttft", "there is no metric 'ttft'"),

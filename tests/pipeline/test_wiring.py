@@ -61,7 +61,7 @@ def test_explicit_inputs(pipeline_file):
         (
             "- uses: shrink\n",
             "missing-input",
-            "lacks its input 'checkpoint'\n.*no earlier step makes a checkpoint",
+            "input 'checkpoint' is missing\n.*no earlier step makes a checkpoint",
         ),
         ("- uses: make\n- uses: probe\n", "missing-input", "no earlier step makes an engine"),
         (
@@ -69,7 +69,7 @@ def test_explicit_inputs(pipeline_file):
             "unknown-key",
             "did you mean 'checkpoint'",
         ),
-        ("- {uses: make, inputs: {x: y}}\n", "unknown-key", "it takes no inputs at all"),
+        ("- {uses: make, inputs: {x: y}}\n", "unknown-key", "it has no inputs"),
         (
             "- uses: make\n- {uses: shrink, inputs: {checkpoint: mke}}\n",
             "unknown-stage",
@@ -90,7 +90,7 @@ def test_explicit_inputs(pipeline_file):
             "wrong-type",
             "takes one step",
         ),
-        ("- uses: make\n- {uses: shrink, inputs: {checkpoint: null}}\n", "missing-input", "lacks its input"),
+        ("- uses: make\n- {uses: shrink, inputs: {checkpoint: null}}\n", "missing-input", "is missing"),
     ],
 )
 def test_what_cannot_be_wired(pipeline_file, text, code, words):
