@@ -86,7 +86,7 @@ class Job:
         def after(done: int, result: BlockResult | None) -> None:
             if result is None:
                 if done:
-                    note(f"going on after layer {done}")
+                    note(f"resuming after layer {done}")
                     advance(done)
                 return
             worst = max(result.errors, key=lambda e: e.relative_error, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,9 +34,14 @@ class Ran:
         return [s["name"] for s in self.shown["steps"] if s["cached"]]
 
 
+def user_environment() -> dict[str, str]:
+    """This process's environment with as many threads as there are cores; tests have one."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
 def run_demo(workdir: Path, *args: str) -> Ran:
     """`deliver run` of the demo's pipeline, in a process of its own."""
     command = [*DELIVER, "run", str(PIPELINE), "--workdir", str(workdir), "--json", *args]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=workdir.parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=workdir.parent, env=user_environment())
     lines = done.stdout.strip().splitlines()
     return Ran(done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr)

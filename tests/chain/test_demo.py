@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from demo_run import DELIVER, PIPELINE, run_demo
+from demo_run import DELIVER, PIPELINE, run_demo, user_environment
 
 from delivery.artifact import read_artifact, read_hash, walk
 
@@ -52,7 +52,13 @@ def test_killed_and_continued(source, tmp_path):
     command += ["--until", "build", "--set", "quantize.scheme=rtn-w4a16"]
     told = tmp_path / "err"
     with told.open("w") as err:
-        child = subprocess.Popen(command, stderr=err, stdout=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(
+            command,
+            stderr=err,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=user_environment(),
+        )
         deadline = time.monotonic() + 900
         # Hidden states are kept every twenty seconds; calibrate's are gone once it is done.
         while "quantize: layer" not in told.read_text() or not list(work.glob("scratch/*/layers/state.json")):
@@ -67,7 +73,7 @@ def test_killed_and_continued(source, tmp_path):
         assert {name: read_hash(path).sha256 for name, path in walk(folder)} == {
             f.path: f.sha256 for f in artifact.manifest.files
         }
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=user_environment())
     assert done.returncode == 0, done.stderr
-    assert "quantize: going on after layer" in done.stderr
+    assert "quantize: resuming after layer" in done.stderr
     assert "quantize: layer 1 of" not in done.stderr  # finished layers are not made again

@@ -28,7 +28,7 @@ class Repository:
 
 def environment() -> dict[str, str]:
     """What the jobs' machine has: deliver, git, and an engine of known speed."""
-    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS")}
+    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR")}
     return {
         **kept,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
