@@ -167,9 +167,9 @@ class Quantize:
         if source is None or config is None:
             return None
         bits = 4 if self.scheme.endswith("w4a16") else 8
-        config = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
+        written = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
         size_bytes = quantized_bytes(config, source.size_bytes(), bits)
-        return Foretold(config, source.names(), source.shape, size_bytes)
+        return Foretold(written, source.names(), source.shape, size_bytes)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint

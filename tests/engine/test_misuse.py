@@ -144,7 +144,7 @@ def test_a_prompt_that_is_none_is_refused(llm: LLM, prompt: Any) -> None:
 
 @pytest.mark.parametrize("prompts", [None, 5, b"text", {"prompt": "text"}])
 def test_prompts_that_are_none_are_refused(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(UsageError, match=r"prompts are .*\n  why:  expected a text, or a list of"):
+    with pytest.raises(UsageError, match=r"prompts are .*\n  why:  expected a string, or a list of"):
         llm.generate(prompts)
     with pytest.raises(UsageError, match="texts are"):
         llm.score(prompts)
