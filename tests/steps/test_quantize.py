@@ -220,7 +220,7 @@ def test_outliers_need_the_engine_s_own_format(model: Path, calibration: Path, t
             quantize(tmp_path / form, model, calibration, **settings, format=form)
     with pytest.raises(UsageError, match=r"--outliers 0\.002 with --scheme gptq-w4a16"):
         quantize(tmp_path / "g", model, calibration, scheme="gptq-w4a16", outliers=0.002)
-    with pytest.raises(UsageError, match=r"--scheme awq-w4a16 --rounding gptq[\s\S]*each weight independently"):
+    with pytest.raises(UsageError, match=r"--scheme awq-w4a16 --rounding gptq[\s\S]*weight independently"):
         quantize(tmp_path / "h", model, calibration, **settings, rounding="gptq")
     kept = quantize(tmp_path / "kept", model, calibration, **settings, format="deliver")
     weight = Checkpoint.open(kept.out).weight("model.layers.1.mlp.down_proj")
