@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from delivery.checkpoint.header import Region
 from delivery.checkpoint.layouts import layout_for
-from delivery.checkpoint.outline import Foretold, Outline
+from delivery.checkpoint.outline import Outline, PredictedOutline
 from delivery.checkpoint.pieces import Piece, same
 from delivery.checkpoint.source import Headed, Source
 from delivery.checkpoint.tokenizer_files import made_tokenizer
@@ -88,7 +88,7 @@ class Canonical:
         def shape(name: str) -> tuple[int, ...]:
             return pieces[name].shape(source.shape(pieces[name].source))
 
-        return Foretold(self.config, pieces, shape, self.size_bytes)
+        return PredictedOutline(self.config, pieces, shape, self.size_bytes)
 
     def files(self) -> Mapping[str, Path | bytes]:
         """The files to copy besides the weights, plus a `tokenizer.json` if the source has none."""

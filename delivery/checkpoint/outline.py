@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Outline(Protocol):
-    """A checkpoint without its weights; `Checkpoint` is one, `Foretold` another."""
+    """A checkpoint without its weights; `Checkpoint` is one, `PredictedOutline` another."""
 
     @property
     def config(self) -> Mapping[str, Any]: ...
@@ -24,7 +24,7 @@ class Outline(Protocol):
     def size_bytes(self) -> int: ...
 
 
-class Foretold:
+class PredictedOutline:
     """The outline of a checkpoint that is still to be written.
 
     shape: returns the shape of a tensor, on demand. size_bytes: approximate size of all tensors.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from delivery.artifact import Artifact
 from delivery.errors import DeliverError
 from delivery.pipeline.events import latest_steps
-from delivery.pipeline.foresight import Foresight, all_known, lacking_device, preflight
 from delivery.pipeline.judge import verdict_key
 from delivery.pipeline.keys import Job, differences, key_of, key_parts
 from delivery.pipeline.partners import with_partners
+from delivery.pipeline.preflight import Forecast, all_known, lacking_device, preflight
 from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import size
 from delivery.pipeline.runner import EVERYTHING, model_name, select
@@ -68,13 +68,13 @@ def plan(
     before = latest_steps(store)
     rows = []
     chosen = select(pipeline, stages, until, force)
-    foresight = Foresight(chosen, store, pipeline.device)
-    preflight(chosen, foresight, store)
+    forecast = Forecast(chosen, store, pipeline.device)
+    preflight(chosen, forecast, store)
     for stage in chosen:
-        row, artifact = _row(stage, pipeline, store, known, before, set(force), foresight)
+        row, artifact = _row(stage, pipeline, store, known, before, set(force), forecast)
         if artifact is not None:
             known[stage.id] = artifact
-            foresight.made(stage.id, artifact)
+            forecast.made(stage.id, artifact)
         rows.append(row)
     return tuple(rows)
 
@@ -106,17 +106,17 @@ def _row(
     known: Mapping[str, Artifact],
     before: Mapping[str, Mapping[str, Json]],
     force: set[str],
-    foresight: Foresight,
+    forecast: Forecast,
 ) -> tuple[PlanRow, Artifact | None]:
     inputs, missing = _inputs(stage, store, known)
     if lacking_device(stage, pipeline.device) is not None:
         # Whether it is cached depends on the device, so it is unknown.
         why = f"after {', '.join(missing)}" if missing else "unknown without its device"
-        return replace(_run_row(stage, why, _peak(stage, foresight)), lacks="a GPU"), None
+        return replace(_run_row(stage, why, _peak(stage, forecast)), lacks="a GPU"), None
     with store.remembering():
         job = Job(stage.id, stage.instance(), inputs, pipeline.device, pipeline.seed)
         job = with_partners(job, store, model_name(pipeline.model))
-    peak = _peak(stage, foresight, all_known(job.inputs))
+    peak = _peak(stage, forecast, all_known(job.inputs))
     if missing:
         return _run_row(stage, f"after {', '.join(missing)}", peak), None
     if force & {stage.id, EVERYTHING}:
@@ -156,11 +156,11 @@ def _inputs(
     return inputs, list(dict.fromkeys(missing))
 
 
-def _peak(stage: Stage, foresight: Foresight, found: Known = MappingProxyType({})) -> Peak | None:
+def _peak(stage: Stage, forecast: Forecast, found: Known = MappingProxyType({})) -> Peak | None:
     """The step's predicted peak, from its bound inputs and the partners that it `found` by itself."""
     try:
         predicted: Peak | None = stage.instance().predict_peak(
-            {**found, **foresight.inputs(stage)}, foresight.device(stage)
+            {**found, **forecast.inputs(stage)}, forecast.device(stage)
         )
     except (DeliverError, OSError, LookupError):
         return None  # not known before its inputs exist

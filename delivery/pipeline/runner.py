@@ -16,11 +16,11 @@ from delivery.errors import DeliverError, UsageError, did_you_mean, environment_
 from delivery.pipeline.context import Reporter
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.execute import Made, make
-from delivery.pipeline.foresight import Foresight, check_stage, preflight
 from delivery.pipeline.judge import Judged, judge
 from delivery.pipeline.keys import Job
 from delivery.pipeline.overrides import as_override
 from delivery.pipeline.partners import with_partners
+from delivery.pipeline.preflight import Forecast, check_stage, preflight
 from delivery.pipeline.publish import publish
 from delivery.pipeline.refs import resolve, short
 from delivery.pipeline.result import RunResult, StageResult, run_record
@@ -74,8 +74,8 @@ def run(
     settings = Settings(
         store, display, pipeline.gate, model_name(pipeline.model), frozenset(force), render, today
     )
-    foresight = Foresight(chosen, store, pipeline.device)
-    preflight(chosen, foresight, store, pipeline.device)
+    forecast = Forecast(chosen, store, pipeline.device)
+    preflight(chosen, forecast, store, pipeline.device)
     done: dict[str, StageResult] = {}
     with store.in_use():
         log = RunLog(store)
@@ -84,7 +84,7 @@ def run(
         for stage in chosen:
             try:
                 done[stage.id] = run_stage(_job(stage, pipeline, done, store), settings, log)
-                _look_ahead(stage, chosen, done, foresight)
+                _look_ahead(stage, chosen, done, forecast)
             except DeliverError as failure:
                 failure.hint = as_override(failure.hint, stage.id, stage.step)
                 error = failure
@@ -125,17 +125,17 @@ def select(
 
 
 def _look_ahead(
-    stage: Stage, stages: Sequence[Stage], done: Mapping[str, StageResult], foresight: Foresight
+    stage: Stage, stages: Sequence[Stage], done: Mapping[str, StageResult], forecast: Forecast
 ) -> None:
     """After a stage has run, check the remaining stages that depend on it again, with what is now known."""
     result = done[stage.id]
     if result.error is not None:
         return
-    foresight.made(stage.id, result.artifact)
+    forecast.made(stage.id, result.artifact)
     for later in stages:
         taken = {source.stage for sources in later.sources.values() for source in sources}
         if later.id not in done and stage.id in taken:
-            check_stage(later, foresight)
+            check_stage(later, forecast)
 
 
 def run_stage(job: Job, settings: Settings, log: RunLog) -> StageResult:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from delivery.artifact import MANIFEST, Artifact, read_artifact
 from delivery.pipeline.events import RunLog
 from delivery.pipeline.export import check_target, export
-from delivery.pipeline.foresight import all_known
 from delivery.pipeline.keys import Job
+from delivery.pipeline.preflight import all_known
 from delivery.pipeline.refs import is_external, resolve
 from delivery.pipeline.result import StageResult, run_record
 from delivery.pipeline.runner import EVERYTHING, Settings, model_name, run_stage

@@ -158,7 +158,7 @@ class Quantize:
 
     def outline(self, inputs: Known) -> Outline | None:
         """The float model's outline with the predicted size; tensor names are unchanged."""
-        from delivery.checkpoint.outline import Foretold
+        from delivery.checkpoint.outline import PredictedOutline
         from delivery.quantization.memory import quantized_bytes
         from delivery.steps.ahead import config_of
 
@@ -169,7 +169,7 @@ class Quantize:
         bits = 4 if self.scheme.endswith("w4a16") else 8
         written = {**source.config, "quantization_config": {"quant_method": self.format, "bits": bits}}
         size_bytes = quantized_bytes(config, source.size_bytes(), bits)
-        return Foretold(written, source.names(), source.shape, size_bytes)
+        return PredictedOutline(written, source.names(), source.shape, size_bytes)
 
     def run(self, ctx: StepContext) -> None:
         from delivery.checkpoint import Checkpoint

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from delivery.engine import foresee
+from delivery.engine import memory_estimate
 from delivery.engine.options import EngineOptions
 from delivery.steps.ahead import Ahead, Known, Peak, config_of, outline_of
 
 if TYPE_CHECKING:
-    from delivery.engine.foresee import Loaded
+    from delivery.engine.memory_estimate import Loaded
     from delivery.model import ModelConfig
 
 _BUILT = ("max_num_seqs", "max_num_batched_tokens", "kv")
@@ -33,7 +33,7 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
     params = ahead.params if engine else {}
     built = {name: params[name] for name in _BUILT if params.get(name)}
     length = min(kv_tokens, options.get("max_model_len") or config.max_position)
-    return foresee.loaded(
+    return memory_estimate.loaded(
         config,
         outline.size_bytes(),
         device=device,
@@ -46,16 +46,16 @@ def loaded(inputs: Known, role: str, kv_tokens: int, device: str = "cpu", **opti
 def with_runtime(needed: Loaded, device: str, processes: int = 1) -> Peak:
     """The same plus the fixed overhead of a process."""
     if device == "cpu":
-        return Peak(processes * foresee.CPU_RUNTIME_BYTES + needed.host_bytes)
+        return Peak(processes * memory_estimate.CPU_RUNTIME_BYTES + needed.host_bytes)
     return Peak(
-        processes * foresee.HOST_RUNTIME_BYTES + needed.host_bytes,
-        processes * foresee.GPU_RUNTIME_BYTES + needed.gpu_bytes,
+        processes * memory_estimate.HOST_RUNTIME_BYTES + needed.host_bytes,
+        processes * memory_estimate.GPU_RUNTIME_BYTES + needed.gpu_bytes,
     )
 
 
 def packing(stored_bytes: int) -> Peak:
     """Memory of building on a CPU: the weights as stored, and packed."""
-    return Peak(foresee.CPU_RUNTIME_BYTES + 2 * stored_bytes)
+    return Peak(memory_estimate.CPU_RUNTIME_BYTES + 2 * stored_bytes)
 
 
 def card_bytes() -> int | None:
@@ -72,7 +72,9 @@ def layer_by_layer(config: ModelConfig, tokens: int, longest: int, *, gram: bool
     computed = predict_peak_bytes(config, tokens, longest, gram=gram, device=device)
     if device == "cpu":
         return Peak(computed)
-    return Peak(foresee.HOST_RUNTIME_BYTES + block_bytes(config), foresee.GPU_RUNTIME_BYTES + computed)
+    return Peak(
+        memory_estimate.HOST_RUNTIME_BYTES + block_bytes(config), memory_estimate.GPU_RUNTIME_BYTES + computed
+    )
 
 
 def sizes_of(calibration: Sequence[Ahead]) -> tuple[int, int]:

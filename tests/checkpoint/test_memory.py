@@ -24,7 +24,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = open_source(Path(sys.argv[1]))
 convert(source, Path(sys.argv[2]), 100_000_000, lambda done: None)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"grown": (after - before) * 1024, "foretold": source.peak_bytes}))
+print(json.dumps({"grown": (after - before) * 1024, "predicted": source.peak_bytes}))
 """
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,5 +47,5 @@ def test_memory_grows_by_little_more_than_a_tensor(tmp_path: Path) -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert found["grown"] < 3 * TENSOR_BYTES < COUNT * TENSOR_BYTES / 4
-    assert found["grown"] <= found["foretold"]
+    assert found["grown"] <= found["predicted"]
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3

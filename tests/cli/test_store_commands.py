@@ -116,9 +116,9 @@ def test_tag(deliver, ran):
 
 def test_gc(deliver, ran):
     deliver("run", "p.yaml", "--set", "shrink.group_size=32")
-    foretold = json.loads(deliver("gc", "--dry-run", "--json")[1])
-    assert ran["shrink"] in foretold["removed"]
-    assert ran["make"] not in foretold["removed"]
+    predicted = json.loads(deliver("gc", "--dry-run", "--json")[1])
+    assert ran["shrink"] in predicted["removed"]
+    assert ran["make"] not in predicted["removed"]
     assert deliver("inspect", ran["shrink"])[0] == 0
     assert f"{ran['shrink'][:12]}  checkpoint  shrink" in deliver("gc")[1]
     assert deliver("inspect", ran["shrink"])[0] == 2

@@ -74,7 +74,7 @@ def test_what_was_given_stays_and_unknown_roles_are_ignored(engines, store):
     assert with_partners(given, store, "demo") == given
 
 
-def test_a_plan_foretells_the_same_key(engines, go, store, pipeline_file, monkeypatch):
+def test_a_plan_predicts_the_same_key(engines, go, store, pipeline_file, monkeypatch):
     monkeypatch.setitem(fake_steps.STEPS, "probe", Probe)
 
     def status():

@@ -50,7 +50,7 @@ def test_it_says_why_a_step_runs_again(pipeline_file, store, go):
     assert [r.id for r in rows(pipeline_file, store, stages=["shrink"])] == ["make", "shrink"]
 
 
-def test_damage_is_foretold_and_left_alone(pipeline_file, store, go):
+def test_damage_is_predicted_and_left_alone(pipeline_file, store, go):
     result = go()
     path = result.steps[1].artifact.file("weights.bin")
     path.chmod(0o644)

@@ -238,10 +238,10 @@ class Life(RuleBasedStateMachine):
     @rule()
     def collect(self):
         before = set(self.alive())
-        foretold = gc(self.store, dry_run=True)
+        predicted = gc(self.store, dry_run=True)
         assert set(self.alive()) == before
         done = gc(self.store)
-        assert done == foretold
+        assert done == predicted
         assert set(self.alive()) == before - {a.digest for a in done.artifacts}
 
     @rule(pick=st.integers(0, 99))

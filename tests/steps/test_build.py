@@ -39,7 +39,7 @@ def test_shrunken_sessions_are_said(tiny_checkpoint: Path, tmp_path: Path) -> No
     assert "sessions are limited to 192 tokens; the model's 512 do not fit" in ctx.texts("info")
 
 
-def test_peak_is_foretold(tiny_checkpoint: Path) -> None:
+def test_peak_is_predicted(tiny_checkpoint: Path) -> None:
     predicted = Build().predict_peak({"checkpoint": [Ahead("convert", {}, tiny_checkpoint)]})
     assert predicted is not None
     assert predicted.host_bytes > (tiny_checkpoint / "model.safetensors").stat().st_size

@@ -141,7 +141,7 @@ def test_bad_sizes_and_texts_are_refused(model: Path, tmp_path: Path) -> None:
         step(tmp_path / "short.txt").run(context(tmp_path, "b", checkpoint=model))
 
 
-def test_the_peak_is_foretold_from_the_config(model: Path) -> None:
+def test_the_peak_is_predicted_from_the_config(model: Path) -> None:
     small = step(Path("legal"))
     large = step(Path("legal"), samples=8000, sequence_length=256)
     assert small.predict_peak({}) is None

@@ -18,17 +18,17 @@ from delivery.steps.step import Ahead, Known
 
 @pytest.fixture(scope="module")
 def known(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Known]:
-    """An engine of 128 tokens: made, and foretold."""
+    """An engine of 128 tokens: made, and predicted."""
     folder = tmp_path_factory.mktemp("engine") / "engine"
     build(tiny_checkpoint, folder, device="cpu", max_model_len=128)
     source = [Ahead("convert", {}, tiny_checkpoint)]
-    foretold = Ahead(
+    predicted = Ahead(
         "build", {"max_session_len": 128}, predict=lambda: Build().outline({"checkpoint": source})
     )
     return {
         "made": {"engine": [Ahead("build", {"max_session_len": 128}, folder)]},
-        "foretold": {"engine": [foretold]},
-        "open": {"engine": [Ahead("build", {}, predict=foretold._predict)]},
+        "predicted": {"engine": [predicted]},
+        "open": {"engine": [Ahead("build", {}, predict=predicted._predict)]},
     }
 
 
@@ -39,7 +39,7 @@ def workload(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("when", ["made", "foretold"])
+@pytest.mark.parametrize("when", ["made", "predicted"])
 def test_requests_longer_than_the_engine_holds(when: str, known: dict[str, Known], tmp_path: Path) -> None:
     reason = r"100 prompt tokens and 29 output tokens; the engine was built for 128"
     with pytest.raises(UsageError, match=reason):
@@ -91,10 +91,10 @@ def test_a_malformed_workload_and_too_few_runs(tmp_path: Path) -> None:
 
 
 def test_peak_of_one_engine_and_of_two(known: dict[str, Known]) -> None:
-    made, foretold = (Compare().predict_peak(known[k]) for k in ("made", "foretold"))
+    made, predicted = (Compare().predict_peak(known[k]) for k in ("made", "predicted"))
     assert made is not None
-    assert foretold is not None
-    assert abs(made.host_bytes / foretold.host_bytes - 1) < 0.05
+    assert predicted is not None
+    assert abs(made.host_bytes / predicted.host_bytes - 1) < 0.05
     assert made.gpu_bytes == 0
     both = Compare().predict_peak({**known["made"], "baseline_engine": known["made"]["engine"]})
     assert both is not None

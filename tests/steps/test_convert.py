@@ -1,4 +1,4 @@
-"""The convert step: what it records, foretells and writes."""
+"""The convert step: what it records, predicts and writes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_enters_the_cache_key(tiny_checkpoint: Path) -> None:
     assert Convert(model="demo").external() == {demo.GGUF: demo.GGUF_SHA256}
 
 
-def test_peak_is_foretold_without_torch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_peak_is_predicted_without_torch(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert Convert(model="demo", download_dir=str(tmp_path)).predict_peak({}) is None
     code = (
         "import sys; from delivery.steps.convert import Convert;"

@@ -1,4 +1,4 @@
-"""What smoke and evaluate foretell, with an engine that is there and with one that is still to be built."""
+"""What smoke and evaluate predict, with an engine that is there and with one that is still to be built."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from delivery.steps.step import Ahead, Known
 
 @pytest.fixture(scope="module")
 def known(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Known]:
-    """The same inputs: made, and foretold."""
+    """The same inputs: made, and predicted."""
     folder = tmp_path_factory.mktemp("engine") / "engine"
     build(tiny_checkpoint, folder, device="cpu", max_model_len=128)
     source = [Ahead("convert", {}, tiny_checkpoint)]
     engine = Ahead("build", {"max_session_len": 128}, predict=lambda: Build().outline({"checkpoint": source}))
     return {
         "made": {"engine": [Ahead("build", {}, folder)], "source": source},
-        "foretold": {"engine": [engine], "source": source},
+        "predicted": {"engine": [engine], "source": source},
     }
 
 
 def test_peaks(known: dict[str, Known]) -> None:
     for step in (Smoke(), Evaluate()):
-        made, foretold = (step.predict_peak(known[k]) for k in ("made", "foretold"))
+        made, predicted = (step.predict_peak(known[k]) for k in ("made", "predicted"))
         assert made is not None
-        assert foretold is not None
+        assert predicted is not None
         assert 450e6 < made.host_bytes < 600e6
-        assert abs(made.host_bytes / foretold.host_bytes - 1) < 0.05
+        assert abs(made.host_bytes / predicted.host_bytes - 1) < 0.05
         assert made.gpu_bytes == 0
         assert step.predict_peak({}) is None
     more = Evaluate(window_tokens=4096).predict_peak(known["made"])
@@ -42,7 +42,7 @@ def test_peaks(known: dict[str, Known]) -> None:
     assert more.host_bytes > 480e6
 
 
-@pytest.mark.parametrize("when", ["made", "foretold"])
+@pytest.mark.parametrize("when", ["made", "predicted"])
 def test_windows_longer_than_the_engine_holds(when: str, known: dict[str, Known]) -> None:
     with pytest.raises(
         UsageError, match=r"--window-tokens is 256\n  why:  the engine was built for 128 tokens"

@@ -1,4 +1,4 @@
-"""Memory foretold for a GPU: the card's and the host's apart, without a card or torch."""
+"""Memory predicted for a GPU: the card's and the host's apart, without a card or torch."""
 
 from __future__ import annotations
 

@@ -462,7 +462,7 @@ def test_calibration_that_will_be_needed_is_missed_at_once(model: Path, tmp_path
         Quantize().preflight(ahead(done))
 
 
-def test_size_and_peak_are_foretold_before_anything_is_made(model: Path, tmp_path: Path) -> None:
+def test_size_and_peak_are_predicted_before_anything_is_made(model: Path, tmp_path: Path) -> None:
     known = {**ahead(model), "checkpoint": [Ahead("convert", {}, predict=lambda: Checkpoint.open(model))]}
     step = Quantize(scheme="rtn-w4a16", group_size="32")
     few, many = (

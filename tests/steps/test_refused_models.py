@@ -53,7 +53,7 @@ def test_a_corpus_is_looked_for_at_once(copy: Path) -> None:
         Calibrate(corpus="legl").preflight({"checkpoint": [Ahead("convert", {}, copy)]})
 
 
-def test_what_convert_will_write_is_foretold(copy: Path) -> None:
+def test_what_convert_will_write_is_predicted(copy: Path) -> None:
     outline = Convert(model=str(copy)).outline({})
     assert outline is not None
     assert outline.shape("model.embed_tokens.weight") == (259, 64)

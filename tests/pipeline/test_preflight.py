@@ -1,4 +1,4 @@
-"""What is told before anything runs: parameters that cannot work with inputs that are known, or foretold."""
+"""What is told before anything runs: parameters that cannot work with inputs that are known, or predicted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from delivery import device
 from delivery.errors import EnvironmentLacking, UsageError
-from delivery.pipeline.foresight import Foresight
 from delivery.pipeline.overrides import as_override
 from delivery.pipeline.planner import plan, table
+from delivery.pipeline.preflight import Forecast
 from delivery.pipeline.progress import Lines
 from delivery.pipeline.single import run_step
 from delivery.pipeline.spec import load_pipeline
@@ -76,7 +76,7 @@ def test_what_is_made_already_is_known_though_the_device_is_not_here(pipeline_fi
         ("run", "unknown without its device"),
         ("run", "after shrink"),
     ]
-    # What it takes of the card is foretold all the same, apart from the host's memory.
+    # What it takes of the card is predicted all the same, apart from the host's memory.
     told = rows[1].to_json()
     assert (told["predicted_peak_bytes"], told["predicted_gpu_bytes"]) == (10 * size, 2 * size)
     assert ", GPU " in table(rows)
@@ -132,8 +132,8 @@ def test_an_outline_is_made_once(pipeline_file, store, monkeypatch):
 
     monkeypatch.setattr(fake_steps.Make, "outline", outline)
     stages = loaded(pipeline_file).stages
-    foresight = Foresight(stages, store)
+    forecast = Forecast(stages, store)
     for stage in stages[1:] * 2:
-        for found in foresight.inputs(stage).values():
+        for found in forecast.inputs(stage).values():
             assert all(ahead.outline is None for ahead in found if ahead.step == "make")
     assert asked == [3]

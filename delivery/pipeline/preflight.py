@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delivery.steps.step import Known
 
 
-class Foresight:
+class Forecast:
     """Stages and their artifacts. `made` records an artifact; outlines of the others are predicted."""
 
     def __init__(self, stages: Sequence[Stage], store: Store, device: str = "auto") -> None:
@@ -67,7 +67,7 @@ def all_known(inputs: Mapping[str, tuple[Artifact, ...]]) -> Known:
     return {role: tuple(map(known_of, found)) for role, found in inputs.items() if found}
 
 
-def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, device: str | None = None) -> None:
+def preflight(stages: Sequence[Stage], forecast: Forecast, store: Store, device: str | None = None) -> None:
     """Check all stages before the first of them runs.
 
     Checks parameters against what is known about the inputs, then every external file. `device` is the
@@ -78,17 +78,17 @@ def preflight(stages: Sequence[Stage], foresight: Foresight, store: Store, devic
         if device is not None and (lacking := lacking_device(stage, device)) is not None:
             raise lacking
     for stage in stages:
-        check_stage(stage, foresight)
+        check_stage(stage, forecast)
     with store.remembering():
         for stage in stages:
             with naming(stage):
                 stage.instance().external()
 
 
-def check_stage(stage: Stage, foresight: Foresight) -> None:
+def check_stage(stage: Stage, forecast: Forecast) -> None:
     """A stage's own `preflight`; its error names the stage."""
     with naming(stage):
-        stage.instance().preflight(foresight.inputs(stage), foresight.device(stage))
+        stage.instance().preflight(forecast.inputs(stage), forecast.device(stage))
 
 
 @contextmanager
