@@ -27,6 +27,8 @@ def demo(workdir: Path) -> Ran:
 
 
 @pytest.fixture(scope="session")
-def source(demo: Ran) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model as a Hugging Face directory, in floating point."""
-    return Path(demo.step("convert")["path"])
+    ran = run_demo(tmp_path_factory.mktemp("source") / "work", "--until", "convert")
+    assert ran.code == 0, ran.err
+    return Path(ran.step("convert")["path"])
