@@ -87,6 +87,9 @@ def assemble(path: Path, options: EngineOptions) -> Assembled:
             tuning.install(TuningTable())
             dtype = activation_dtype(options.dtype, device, config)
             model = load_model(checkpoint, config, place, device_forms(device, dtype))
+    if device == "cuda":
+        # What casting and packing used is free again: for the plan, and for other processes.
+        torch.cuda.empty_cache()
     return around(model, options, device, open_tokenizer(path))
 
 

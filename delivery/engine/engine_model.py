@@ -101,9 +101,13 @@ def load_model(
         blocks.append(prepare(config, load_block(source, config, layer, device), forms))
         progress()
     ends = load_ends(source, config, device)
-    head = forms.linear(ends.head)
-    embedding = Embedding(forms.table(ends.table), forms.dtype)
-    return EngineModel(config, forms.dtype, blocks, embedding, Head(forms.norm(ends.norm, [head]), head))
+    table, head = forms.table(ends.table), ends.head
+    if ends.tied and isinstance(head.weight, torch.Tensor):
+        # Of the table as it is kept, so that a cast table is not held twice.
+        head = replace(head, weight=table[:, : config.hidden_size])
+    run = forms.linear(head)
+    embedding = Embedding(table, forms.dtype)
+    return EngineModel(config, forms.dtype, blocks, embedding, Head(forms.norm(ends.norm, [run]), run))
 
 
 def prepare(config: ModelConfig, weights: BlockWeights, forms: Forms) -> BlockWeights:

@@ -12,8 +12,9 @@ from test_engine_logits import prompts, save
 
 from delivery.checkpoint import Checkpoint
 from delivery.engine import graphs
-from delivery.engine.assemble import around
+from delivery.engine.assemble import around, assemble, options_for
 from delivery.engine.engine_model import Run, load_model
+from delivery.engine.forms_cpu import CpuForms, CpuLinear
 from delivery.engine.forms_experts import ExpertLayers, QuantizedExperts, StackedExperts
 from delivery.engine.forms_gpu import GpuForms
 from delivery.engine.options import EngineOptions
@@ -45,6 +46,32 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = theirs(torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("forms", [GpuForms(torch.bfloat16), CpuForms()], ids=["gpu", "cpu"])
+def test_a_tied_table_that_is_cast_is_held_once(forms: Any, tmp_path: Path) -> None:
+    save("llama-bias", tmp_path, tie_word_embeddings=True)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert {checkpoint.info(name).dtype for name in checkpoint.names()} == {"F32"}
+    assert not checkpoint.has("lm_head.weight")
+    with torch.inference_mode():
+        model = load_model(checkpoint, load_config(checkpoint.config), torch.device("cpu"), forms)
+    head = model.head.head
+    weight = head.packed.data if isinstance(head, CpuLinear) else head.weight
+    assert weight.dtype == (torch.float32 if isinstance(head, CpuLinear) else torch.bfloat16)
+    assert weight.data_ptr() == model.embedding.table.data_ptr()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_loading_keeps_nothing_that_casting_used(tmp_path: Path) -> None:
+    """A float32 checkpoint in 16 bits: its table, 205 MB as stored, is not left with the allocator."""
+    save("llama-bias", tmp_path, vocab_size=100_000, hidden_size=512, num_attention_heads=8)
+    small = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "cache_max_entry_count": 16, "graphs": False}
+    made = assemble(tmp_path, options_for(tmp_path, {"device": "cuda", **small}))
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert unused < 64e6
+    assert made.plan.weights_bytes > 100e6
 
 
 @pytest.mark.parametrize("kind", ["w4-zeros", "w4-symmetric", "w8", "int8", "one by one"])
