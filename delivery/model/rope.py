@@ -40,9 +40,13 @@ def frequencies(spec: RopeSpec) -> Frequencies:
         )
     try:
         return _KINDS[kind](spec, dict(spec.scaling))
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise DataError(
             "config-invalid", f"config.json: rotary scaling {kind!r} is incomplete", why=f"missing {error}"
+        ) from error
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise DataError(
+            "config-invalid", f"config.json: rotary scaling {kind!r} has a wrong value", why=str(error)
         ) from error
 
 

@@ -23,6 +23,7 @@ from delivery.model import (
     load_ends,
 )
 from delivery.model.families import architectures, family_for
+from delivery.model.rope import frequencies
 
 
 def logits(hf: dict[str, Any], weights: Any, sequences: list[list[int]]) -> list[torch.Tensor]:
@@ -127,3 +128,47 @@ def test_unknown_rope_scaling_is_named() -> None:
     }
     with pytest.raises(DataError, match="'warp' is not supported"):
         logits(hf, tensors(model), [[3, 4]])
+
+
+WRONG = [
+    ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+    ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers"),
+    ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' is incomplete"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' is incomplete"),
+    ("llama", {"rope_parameters": {"rope_theta": "10000"}}, "rope_theta"),
+    ("llama", {"rope_parameters": {"rope_type": ["linear"], "factor": 2.0}}, r"\['linear'\]"),
+    ("phi4-partial", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+    ("llama-yarn", {"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, "factor"),
+    ("mistral", {"sliding_window": "4096"}, "sliding_window"),
+    ("qwen2-window", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
+    ("qwen2-window", {"layer_types": 3}, "layer_types"),
+    ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar"),
+    ("qwen3-moe", {"mlp_only_layers": 0.5}, "mlp_only_layers"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "named"), WRONG)
+def test_a_setting_of_the_wrong_kind_is_named(name: str, changes: dict[str, Any], named: str) -> None:
+    hf = {**build(name).config.to_dict(), **changes}
+    with pytest.raises(DataError, match=named) as caught:
+        frequencies(load_config(hf).rope)
+    assert caught.value.code in ("config-invalid", "rope-unknown")
+
+
+OPTIONAL = ["rms_norm_eps", "head_dim", "num_key_value_heads", "hidden_act", "tie_word_embeddings", "dtype"]
+OPTIONAL += ["eos_token_id", "bos_token_id", "rope_scaling", "layer_types", "use_sliding_window"]
+
+
+@pytest.mark.parametrize("key", [*OPTIONAL, "max_window_layers", "partial_rotary_factor"])
+def test_null_is_the_default_of_an_optional_setting(key: str) -> None:
+    hf = {**build("qwen2").config.to_dict(), "use_sliding_window": True, "sliding_window": 5}
+    silent = {k: v for k, v in hf.items() if k != key}
+    assert load_config({**hf, key: None}) == load_config(silent)
+
+
+@pytest.mark.parametrize("stated", [-1, [2, -1, None, True], "2"])
+def test_what_is_no_token_id_ends_no_text(stated: object) -> None:
+    hf = build("llama").config.to_dict() | {"eos_token_id": stated}
+    assert load_config(hf).eos_token_ids == ((2,) if isinstance(stated, list) else ())

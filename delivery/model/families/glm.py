@@ -13,7 +13,7 @@ def common(hf: HfConfig) -> dict[str, Any]:
     """Rotary over `partial_rotary_factor` (0.5) of a head, neighbouring features in pairs."""
     dim = reading.optional_int(hf, "head_dim", 128)
     rope = reading.rope(hf, dim, partial=0.5, interleaved=True)
-    return {"head_dim": dim, "rope": rope, "rms_eps": float(hf.get("rms_norm_eps", 1.5625e-7))}
+    return {"head_dim": dim, "rope": rope, "rms_eps": reading.number(hf, "rms_norm_eps", 1.5625e-7)}
 
 
 def config(hf: HfConfig) -> ModelConfig:

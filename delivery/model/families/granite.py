@@ -12,14 +12,14 @@ from delivery.model.families.family import Family, HfConfig
 
 
 def config(hf: HfConfig) -> ModelConfig:
-    added = float(hf.get("residual_multiplier", 1.0))
+    added = reading.number(hf, "residual_multiplier", 1.0)
     return reading.decoder(
         hf,
         "granite",
-        rms_eps=float(hf.get("rms_norm_eps", 1e-6)) / added**2,
-        embedding_scale=float(hf.get("embedding_multiplier", 1.0)) / added,
-        attention_scale=float(hf.get("attention_multiplier", 1.0)),
-        logit_scale=1.0 / float(hf.get("logits_scaling", 1.0)),
+        rms_eps=reading.number(hf, "rms_norm_eps", 1e-6) / added**2,
+        embedding_scale=reading.number(hf, "embedding_multiplier", 1.0) / added,
+        attention_scale=reading.number(hf, "attention_multiplier", 1.0),
+        logit_scale=1.0 / reading.number(hf, "logits_scaling", 1.0),
     )
 
 

@@ -15,10 +15,10 @@ def config(hf: HfConfig) -> ModelConfig:
         experts_per_token=reading.optional_int(hf, "num_experts_per_tok", 2),
         intermediate_size=reading.need_int(hf, "intermediate_size"),
         normalize_topk=True,
-        layers=tuple(range(reading.need_int(hf, "num_hidden_layers"))),
+        layers=tuple(range(reading.num_layers(hf))),
     )
     rope = reading.rope(hf, reading.head_dim(hf), theta=1_000_000.0)
-    eps = float(hf.get("rms_norm_eps", 1e-5))
+    eps = reading.number(hf, "rms_norm_eps", 1e-5)
     return reading.decoder(hf, "mixtral", moe=moe, rope=rope, rms_eps=eps, **reading.one_window(hf))
 
 

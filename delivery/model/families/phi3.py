@@ -12,7 +12,7 @@ def config(hf: HfConfig) -> ModelConfig:
         hf,
         "phi3",
         rope=reading.rope(hf, reading.head_dim(hf), renamed={"su": "longrope", "yarn": "longrope"}),
-        rms_eps=float(hf.get("rms_norm_eps", 1e-5)),
+        rms_eps=reading.number(hf, "rms_norm_eps", 1e-5),
         **reading.one_window(hf),
     )
 

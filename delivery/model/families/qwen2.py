@@ -11,9 +11,9 @@ from delivery.model.families.family import Family, HfConfig
 
 def windows(hf: HfConfig) -> dict[str, Any]:
     """`sliding_window` and `layer_types` as Qwen states them: from layer `max_window_layers` up."""
-    layers = reading.need_int(hf, "num_hidden_layers")
-    window = hf.get("sliding_window") if hf.get("use_sliding_window") else None
-    first = hf.get("max_window_layers", 28)
+    layers = reading.num_layers(hf)
+    window = reading.sliding_window(hf) if hf.get("use_sliding_window") else None
+    first = reading.max_window_layers(hf)
     sliding = [window is not None and i >= first for i in range(layers)]
     default = tuple("sliding_attention" if s else "full_attention" for s in sliding)
     return {"sliding_window": window, "layer_types": reading.layer_types(hf, default)}  # type: ignore[arg-type]

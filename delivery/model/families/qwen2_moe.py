@@ -11,11 +11,11 @@ from delivery.model.families.family import Family, HfConfig
 
 def windows(hf: HfConfig) -> dict[str, Any]:
     """Where sliding is on, every other layer below `max_window_layers` slides."""
-    window = hf.get("sliding_window") if hf.get("use_sliding_window") else None
-    last = hf.get("max_window_layers", 28)
+    window = reading.sliding_window(hf) if hf.get("use_sliding_window") else None
+    last = reading.max_window_layers(hf)
     kinds: tuple[LayerType, ...] = tuple(
         "sliding_attention" if window is not None and i % 2 == 0 and i < last else "full_attention"
-        for i in range(reading.need_int(hf, "num_hidden_layers"))
+        for i in range(reading.num_layers(hf))
     )
     return {"sliding_window": window, "layer_types": reading.layer_types(hf, kinds)}
 

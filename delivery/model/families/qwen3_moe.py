@@ -8,7 +8,7 @@ from delivery.model.families.family import Family, HfConfig
 
 
 def config(hf: HfConfig) -> ModelConfig:
-    window = hf.get("sliding_window") if hf.get("use_sliding_window") else None
+    window = reading.sliding_window(hf) if hf.get("use_sliding_window") else None
     return reading.decoder(
         hf,
         "qwen3_moe",

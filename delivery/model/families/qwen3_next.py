@@ -14,7 +14,7 @@ from delivery.model.families.family import Family, HfConfig, Part
 
 def hybrid(hf: HfConfig) -> dict[str, Any]:
     """What Qwen3-Next and Qwen3.5 share: layer types, sizes of the delta rule, partial rotary, norms."""
-    layers = reading.need_int(hf, "num_hidden_layers")
+    layers = reading.num_layers(hf)
     period = reading.optional_int(hf, "full_attention_interval", 4)
     kinds: tuple[LayerType, ...] = tuple(
         "linear_attention" if (i + 1) % period else "full_attention" for i in range(layers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from delivery.errors import DataError
 from delivery.model.config import LayerType, ModelConfig, MoESpec, RopeSpec
@@ -19,21 +20,66 @@ _ACTIVATIONS = {
 }
 
 
-def need_int(hf: HfConfig, key: str) -> int:
-    """A positive integer. Raises DataError `config-invalid`."""
+_MOST = 1 << 31
+_MOST_LAYERS = 1 << 14
+
+
+def need_int(hf: HfConfig, key: str, most: int = _MOST) -> int:
+    """A positive integer of at most `most`. Raises DataError `config-invalid`."""
     value = hf.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise DataError(
-            "config-invalid",
-            f"config.json: {key} is wrong or missing",
-            why=f"expected a positive integer, got {value!r}",
-            hint="deliver inspect on the source; take config.json from the model's own repository",
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        large = isinstance(value, int) and value > most
+        raise _invalid(key, f"at most {most}" if large else "a positive integer", value)
     return value
 
 
 def optional_int(hf: HfConfig, key: str, default: int) -> int:
+    """As `need_int`, or `default` where it is absent or null."""
     return default if hf.get(key) is None else need_int(hf, key)
+
+
+def num_layers(hf: HfConfig) -> int:
+    """Limited before anything is made once per layer."""
+    return need_int(hf, "num_hidden_layers", _MOST_LAYERS)
+
+
+def max_window_layers(hf: HfConfig) -> int:
+    """The layer where Qwen's sliding begins, or ends; it may be 0."""
+    return 0 if hf.get("max_window_layers") == 0 else optional_int(hf, "max_window_layers", 28)
+
+
+def number(hf: HfConfig, key: str, default: float, *, over: float = 0.0) -> float:
+    """A finite number greater than `over`, or `default` where it is absent or null.
+
+    Raises DataError `config-invalid`.
+    """
+    value = hf.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not over < value < math.inf:
+        raise _invalid(key, f"a number over {over:g}", value)
+    return float(value)
+
+
+def cap(hf: HfConfig, key: str, default: float | None = None) -> float | None:
+    """A soft cap: null switches off what the family has as its `default`. Raises as `number`."""
+    return None if key in hf and hf[key] is None else number(hf, key, 0.0) or default
+
+
+def sliding_window(hf: HfConfig, default: int | None = None) -> int | None:
+    """Tokens that a sliding layer sees; null for all of them. Raises DataError `config-invalid`."""
+    if "sliding_window" not in hf:
+        return default
+    return None if hf["sliding_window"] is None else need_int(hf, "sliding_window")
+
+
+def _invalid(key: str, expected: str, value: object) -> DataError:
+    return DataError(
+        "config-invalid",
+        f"config.json: {key} is wrong or missing",
+        why=f"expected {expected}, got {value!r:.80}",
+        hint="deliver inspect on the source; take config.json from the model's own repository",
+    )
 
 
 def head_dim(hf: HfConfig) -> int:
@@ -44,7 +90,7 @@ def head_dim(hf: HfConfig) -> int:
 
 def activation(hf: HfConfig, key: str = "hidden_act", default: str = "silu") -> Any:
     name = hf.get(key) or default
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise DataError(
             "config-invalid",
             f"config.json: {key} is {name!r}",
@@ -54,10 +100,9 @@ def activation(hf: HfConfig, key: str = "hidden_act", default: str = "silu") -> 
 
 
 def token_ids(value: object) -> tuple[int, ...]:
-    """`eos_token_id` is a number, a list or absent."""
-    if isinstance(value, int):
-        return (value,)
-    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else ()
+    """`eos_token_id` is a number, a list or absent; what is no token id is passed over."""
+    each = value if isinstance(value, list | tuple) else (value,)
+    return tuple(v for v in each if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
 
 
 def rope(
@@ -83,29 +128,29 @@ def rope(
     settings = dict(stated)
     if kind is not None and isinstance(settings.get(kind), Mapping):
         settings = dict(settings[kind])
-    base = float(settings.pop("rope_theta", None) or hf.get("rope_theta") or theta)
-    share = settings.pop("partial_rotary_factor", None) or hf.get("partial_rotary_factor") or partial
+    base = number(settings, "rope_theta", number(hf, "rope_theta", theta, over=1.0), over=1.0)
+    share = number(settings, "partial_rotary_factor", number(hf, "partial_rotary_factor", partial))
     rotary_dim = int(dim * share)
-    name = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
-    settings.pop("type", None)
-    name = (renamed or {}).get(name, name)
+    if not 0 < rotary_dim <= dim:
+        raise _invalid("partial_rotary_factor", "a share of a head's features", share)
+    stated_name = settings.get("rope_type") or settings.get("type") or "default"
+    for key in ("rope_theta", "partial_rotary_factor", "rope_type", "type"):
+        settings.pop(key, None)
+    name = (renamed or {}).get(str(stated_name), str(stated_name))
     if name in ("default", "mrope"):
         # Multimodal rotary gives text tokens the same position in every section: plain rotary.
         return RopeSpec(base, rotary_dim, interleaved=interleaved)
     settings["rope_type"] = name
-    original = settings.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings")
-    maximum = hf.get("max_position_embeddings")
-    if original is None:
-        original = maximum
-    settings["original_max_position_embeddings"] = original
-    if settings.get("factor") is None and original and maximum:
-        settings["factor"] = maximum / original
+    if name in ("yarn", "longrope"):  # the others' numbers do not follow from lengths
+        key, maximum = "original_max_position_embeddings", need_int(hf, "max_position_embeddings")
+        settings[key] = optional_int(settings, key, optional_int(hf, key, maximum))
+        settings["factor"] = number(settings, "factor", maximum / settings[key])
     return RopeSpec(base, rotary_dim, settings, interleaved)
 
 
 def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
     """The fields that all of the Llama-like configs share; `changes` override or add."""
-    layers = need_int(hf, "num_hidden_layers")
+    layers = num_layers(hf)
     heads = need_int(hf, "num_attention_heads")
     dim = changes.get("head_dim") or head_dim(hf)
     kind: LayerType = "full_attention"
@@ -119,7 +164,7 @@ def decoder(hf: HfConfig, family: str, **changes: Any) -> ModelConfig:
         "num_kv_heads": optional_int(hf, "num_key_value_heads", heads),
         "head_dim": dim,
         "max_position": need_int(hf, "max_position_embeddings"),
-        "rms_eps": float(hf.get("rms_norm_eps", 1e-6)),
+        "rms_eps": number(hf, "rms_norm_eps", 1e-6),
         "layer_types": (kind,) * layers,
         "tie_embeddings": bool(hf.get("tie_word_embeddings", False)),
         "activation": activation(hf),
@@ -147,9 +192,11 @@ def experts(hf: HfConfig, *, shared: bool) -> MoESpec:
     """
     dense = hf.get("mlp_only_layers") or ()
     step = optional_int(hf, "decoder_sparse_step", 1)
-    layers = range(need_int(hf, "num_hidden_layers"))
+    layers = range(num_layers(hf))
+    if not isinstance(dense, list | tuple):
+        raise _invalid("mlp_only_layers", "a list of layers", dense)
     return MoESpec(
-        num_experts=need_int(hf, "num_experts" if "num_experts" in hf else "num_local_experts"),
+        num_experts=need_int(hf, "num_experts" if hf.get("num_experts") is not None else "num_local_experts"),
         experts_per_token=need_int(hf, "num_experts_per_tok"),
         intermediate_size=need_int(hf, "moe_intermediate_size"),
         normalize_topk=bool(hf.get("norm_topk_prob", False)),
@@ -161,9 +208,9 @@ def experts(hf: HfConfig, *, shared: bool) -> MoESpec:
 
 def one_window(hf: HfConfig, default: int | None = None) -> dict[str, Any]:
     """`sliding_window` in every layer where it is a number, in none where it is null."""
-    window = hf.get("sliding_window", default)
+    window = sliding_window(hf, default)
     kind: LayerType = "full_attention" if window is None else "sliding_attention"
-    return {"sliding_window": window, "layer_types": (kind,) * need_int(hf, "num_hidden_layers")}
+    return {"sliding_window": window, "layer_types": (kind,) * num_layers(hf)}
 
 
 def layer_types(hf: HfConfig, default: tuple[LayerType, ...]) -> tuple[LayerType, ...]:
@@ -171,10 +218,15 @@ def layer_types(hf: HfConfig, default: tuple[LayerType, ...]) -> tuple[LayerType
     stated = hf.get("layer_types")
     if stated is None:
         return default
+    if not isinstance(stated, list | tuple):
+        raise _invalid("layer_types", f"a list of {', '.join(get_args(LayerType))}", stated)
     if len(stated) != len(default):
         raise DataError(
             "config-invalid",
             "config.json: layer_types has the wrong length",
             why=f"expected {len(default)} (num_hidden_layers), got {len(stated)}",
         )
+    for kind in stated:
+        if kind not in get_args(LayerType):
+            raise _invalid("layer_types", f"a list of {', '.join(get_args(LayerType))}", kind)
     return tuple(stated)
