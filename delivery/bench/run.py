@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ def parse_goodput(given: Sequence[str]) -> dict[str, float]:
             out[name] = float(value)
         except ValueError:
             out[name] = 0.0
-        if name not in GOODPUT_KEYS or out[name] <= 0:
+        if name not in GOODPUT_KEYS or not 0 < out[name] < math.inf:
             raise UsageError(
                 "bad-goodput",
                 f"--goodput {text}",

@@ -48,7 +48,7 @@ def read_task(path: Path) -> list[Question]:
         if line.strip():
             try:
                 out.append(_question(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, RecursionError) as error:
                 raise DataError(
                     "bad-task",
                     f"{path}:{number} is not a question",
@@ -93,20 +93,38 @@ def _likeliest(llm: LLM, question: Question) -> str:
     return question.choices[means.index(max(means))]
 
 
-def _question(data: Mapping[str, Any]) -> Question:
+def _question(data: Any) -> Question:
+    """A question from its JSON. Raises ValueError, and KeyError where it has no answer."""
+    if not isinstance(data, dict):
+        raise ValueError(f"expected an object, got {data!r}")
     if unknown := data.keys() - _KEYS:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}, known: {', '.join(sorted(_KEYS))}")
-    answer = data["answer"]
-    answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
-    choices = tuple(data.get("choices") or ())
-    if not (data.get("prompt") or data.get("messages")) or not all(answers):
+    answers = _texts("answer", data["answer"] if isinstance(data["answer"], list) else [data["answer"]])
+    choices = _texts("choices", data.get("choices") or [])
+    prompt, messages = data.get("prompt") or "", data.get("messages") or []
+    if not (prompt or messages) or not answers:
         raise ValueError("a question has a prompt or messages, and an answer")
     if choices and not set(answers) & set(choices):
         raise ValueError(f"the answer {answers[0]!r} is not among the choices")
-    return Question(
-        prompt=str(data.get("prompt", "")),
-        messages=tuple(data.get("messages") or ()),
-        choices=choices,
-        answers=answers,
-        max_tokens=int(data.get("max_tokens", _MAX_TOKENS)),
-    )
+    if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+        raise ValueError("messages is a list of objects with a role and a content")
+    max_tokens = data.get("max_tokens", _MAX_TOKENS)
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
+        raise ValueError(f"max_tokens is a whole number of at least 1, got {max_tokens!r}")
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt is a text, got {prompt!r}")
+    return Question(prompt, tuple(messages), choices, answers, max_tokens)
+
+
+def _texts(key: str, values: Any) -> tuple[str, ...]:
+    """Texts that are not empty; a number is taken as it is written."""
+    if not isinstance(values, list):
+        raise ValueError(f"{key} is a list of texts, got {values!r}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+            raise ValueError(f"{key}: expected a text, got {value!r}")
+    return tuple(map(str, values))
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(k), str) for k in ("role", "content"))

@@ -187,14 +187,18 @@ def parse_workload(data: Mapping[str, Any], *, name: str = "workload", folder: s
 def read_trace(path: Path) -> list[tuple[float, int, int]]:
     """(timestamp_s, prompt_tokens, output_tokens) per line, from the earliest on. DataError `bad-trace`."""
     rows = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError("bad-trace", f"the trace {path} cannot be read", why=str(error)) from error
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             at = float(row["timestamp_s"])
             if not math.isfinite(at):
                 raise ValueError(f"timestamp_s is {at}")
             rows.append((at, int(row["prompt_tokens"]), int(row["output_tokens"])))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 "bad-trace",
                 f"{path}:{number} is not a line of a trace",
@@ -276,7 +280,8 @@ def _typed(data: Mapping[str, Any], where: str, cls: type[Any]) -> dict[str, Any
 
 
 def _range(value: Any) -> tuple[int, int]:
-    low, high = (value, value) if isinstance(value, int) else value
-    if not 1 <= low <= high:
+    ends = value if isinstance(value, list) else [value, value]
+    whole = len(ends) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in ends)
+    if not whole or not 1 <= ends[0] <= ends[1]:
         raise ValueError(f"a range of tokens is [low, high] with 1 ≤ low ≤ high, got {value!r}")
-    return int(low), int(high)
+    return ends[0], ends[1]

@@ -34,9 +34,13 @@ def read_results(path: Path) -> tuple[str, list[list[RequestRecord]]]:
     try:
         data = json.loads(path.read_text("utf-8"))
         if isinstance(data.get("benchmarks"), list):
-            return "guidellm", [_guidellm_run(one) for one in data["benchmarks"]]
-        return "vllm", [_vllm_run(data)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            tool, runs = "guidellm", [_guidellm_run(one) for one in data["benchmarks"]]
+        else:
+            tool, runs = "vllm", [_vllm_run(data)]
+        if not all(runs) or not runs:
+            raise ValueError("it has no requests")
+        return tool, runs
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             "results-unreadable",
             f"{path} holds no results that can be judged",
@@ -57,8 +61,8 @@ def _vllm_run(data: Mapping[str, Any]) -> list[RequestRecord]:
             start - begin,
             ttft_s=ttft,
             rest_s=sum(gaps),
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
+            tokens_in=int(tokens_in),
+            tokens_out=int(tokens_out),
             error=error or None,
         )
         for number, (tokens_in, tokens_out, ttft, gaps, error, start) in enumerate(rows)

@@ -9,7 +9,7 @@ import pytest
 from delivery.bench import load_workload, workload_names
 from delivery.bench.plan import arrivals, offered_rate, plan, probe_levels, probe_plan, warmup_plan
 from delivery.bench.words import WORDS
-from delivery.bench.workload import Arrival, parse_workload
+from delivery.bench.workload import Arrival, parse_workload, read_trace
 from delivery.errors import DataError, UsageError
 
 FIXED = {"requests": 40, "shape": {"prompt_tokens": 16, "output_tokens": 8}, "arrival": {"concurrency": 4}}
@@ -221,6 +221,10 @@ def test_what_an_open_loop_asks_where_it_asks_most(tmp_path):
                 ],
             }
         },
+        *(
+            {"shape": {"kind": "mixed", "classes": [{"share": 1.0, "prompt_tokens": n, "output_tokens": 3}]}}
+            for n in ([1, float("inf")], [1.5, 2.5], True, [3], [4, 3], "ab")
+        ),
         {"requests": 1.5},
         {"requests": "130"},
         {"requests": 10**12},
@@ -236,6 +240,12 @@ def test_a_value_of_another_kind_is_refused_before_anything_is_measured(broken):
 
 def test_a_trace_knows_when_its_requests_came(tmp_path):
     path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"trace\.jsonl cannot be read"):
+        read_trace(path)
+    path.write_text('{"timestamp_s": 0, "prompt_tokens": 1e999, "output_tokens": 2}')
+    with pytest.raises(DataError, match="is not a line of a trace"):
+        read_trace(path)
     path.write_text('{"timestamp_s": NaN, "prompt_tokens": 2, "output_tokens": 2}')
     with pytest.raises(DataError, match="is not a line of a trace"):
         made(requests=0, shape={"kind": "trace", "file": str(path)}, arrival={"kind": "trace"})

@@ -29,6 +29,8 @@ from delivery.pipeline.refs import resolve
         (["bench", "http://x", "--api-key-file", "none"], "'--api-key-file': File 'none' does not exist"),
         (["bench", "http://x", "--out", "p.yaml"], "'--out': Directory 'p.yaml' is a file"),
         (["bench", "http://x", "--goodput", "ttft=3"], "--goodput ttft=3"),
+        (["bench", "http://x", "--goodput", "ttft:nan"], "--goodput ttft:nan"),
+        (["bench", "http://x", "--goodput", "ttft:inf"], "--goodput ttft:inf"),
         (["baseline", "noise", "x", "--runs", "1"], "'--runs': 1 is not in the range x>=2"),
         (["chat", "x", "--max-tokens", "0"], "'--max-tokens': 0 is not in the range x>=1"),
     ],

@@ -105,8 +105,22 @@ def test_a_time_that_is_no_finite_number_is_no_measurement(tmp_path, change):
         read_results(write(tmp_path, data))
 
 
+GUIDELLM = {"request_start_time": 0.0, "time_to_first_token_ms": 3.0, "output_tokens": 2}
+
+
 @pytest.mark.parametrize(
-    "data", [{"mean_ttft_ms": 3.0}, {"benchmarks": [{}]}, [], {"input_lens": [1], "output_lens": [1, 2]}]
+    "data",
+    [
+        {"mean_ttft_ms": 3.0},
+        {"benchmarks": [{}]},
+        [],
+        {"input_lens": [1], "output_lens": [1, 2]},
+        {"benchmarks": []},
+        {"benchmarks": [{"requests": {"successful": []}}]},
+        {"benchmarks": [{"requests": {"successful": [{**GUIDELLM, "output_tokens": float("inf")}]}}]},
+        {"input_lens": [], "output_lens": [], "ttfts": [], "itls": []},
+        {"input_lens": ["a"], "output_lens": [2], "ttfts": [0.1], "itls": [[0.1]]},
+    ],
 )
 def test_averages_and_damaged_files_are_refused(tmp_path, data):
     with pytest.raises(DataError, match="no results that can be judged"):

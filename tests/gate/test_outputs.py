@@ -1,6 +1,7 @@
 """Detectors on real outputs: of a good small model, and of the same model really broken."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,19 @@ def test_a_suite_survives_json():
         ({"language": "english"}, "language 'english'"),
         ({"timing": {"prompt": "c"}}, "no prompt 'c'"),
         ({"reference": "text"}, "expected a list"),
+        ({"reference": [None]}, "expected a text, got None"),
+        ({"name": None}, "expected a text, got None"),
+        ({"judged": "no"}, "expected true or false, got 'no'"),
+        ({"timing": {"max_tokens": "x"}}, "at least 1, got 'x'"),
+        ({"timing": {"max_tokens": -3}}, "at least 1, got -3"),
+        ({"prompts": [{**SUITE["prompts"][0], "id": None}]}, "id is not .*\n.*expected a text, got None"),
+        ({"prompts": [{**SUITE["prompts"][0], "max_tokens": "abc"}]}, "at least 1, got 'abc'"),
+        ({"prompts": [{**SUITE["prompts"][0], "max_tokens": math.inf}]}, "at least 1, got inf"),
+        ({"prompts": [{**SUITE["prompts"][0], "expect": {"words": [1, None]}}]}, "whole number .*got None"),
+        ({"prompts": [{**SUITE["prompts"][0], "expect": {"contains": [None]}}]}, "expected a text, got None"),
+        ({"prompts": [{**SUITE["prompts"][0], "expect": {"contains": [[]]}}]}, "alternatives is empty"),
+        ({"prompts": [{**SUITE["prompts"][0], "expect": {"json": "yes"}}]}, "true or false, got 'yes'"),
+        ({"prompts": [{"id": "a", "messages": [{"role": "user", "content": "\ud800"}]}]}, "surrogate"),
     ],
 )
 def test_a_suite_that_says_nothing_is_refused(change, match):
@@ -227,6 +241,21 @@ def test_a_suite_that_says_nothing_is_refused(change, match):
     import re
 
     assert re.search(match, caught.value.render())
+
+
+def test_a_number_that_an_answer_has_to_contain_needs_no_quotes():
+    expect = {"contains": [42, [7, "seven"]], "absent": [3.5]}
+    prompts = [{**SUITE["prompts"][0], "expect": expect}]
+    found = parse_suite({**SUITE, "prompts": prompts, "timing": {}}, "s.yaml")
+    assert found.prompts[0].expect.contains == (("42",), ("7", "seven"))
+    assert found.prompts[0].expect.absent == ("3.5",)
+
+
+def test_a_day_that_does_not_exist_is_no_bug(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text("version: 1\nname: 2026-02-30\n")
+    with pytest.raises(UsageError, match=r"s\.yaml cannot be read"):
+        read_suite(path)
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):

@@ -88,22 +88,22 @@ def parse_suite(data: Any, source: str) -> Suite:
     top = _mapping(data, source, _SUITE_KEYS)
     if top.get("version") != VERSION:
         raise _bad(source, f"version is {top.get('version')!r}, expected {VERSION}")
-    language = _language(str(top.get("language", "")), source)
+    language = _language(top.get("language", ""), source)
     prompts = tuple(_prompt(p, language, source) for p in _list(top.get("prompts"), f"{source}: prompts"))
     ids = [p.id for p in prompts]
     if not prompts or len(set(ids)) != len(ids):
         raise _bad(source, "prompts need ids that differ")
     timing = _mapping(top.get("timing") or {}, f"{source}: timing", ("prompt", "max_tokens"))
-    timed = str(timing.get("prompt", ids[0]))
+    timed = _text(timing.get("prompt", ids[0]), f"{source}: timing: prompt")
     if timed not in ids:
         raise _bad(source, f"timing: there is no prompt {timed!r}", did_you_mean(timed, ids))
     return Suite(
-        name=str(top.get("name", source)),
-        judged=bool(top.get("judged", True)),
+        name=_text(top.get("name", source), f"{source}: name"),
+        judged=_flag(top.get("judged", True), f"{source}: judged"),
         prompts=prompts,
         timing_prompt=timed,
-        timing_tokens=int(timing.get("max_tokens", 16)),
-        reference=tuple(str(t) for t in _list(top.get("reference", []), f"{source}: reference")),
+        timing_tokens=_whole(timing.get("max_tokens", 16), f"{source}: timing: max_tokens", least=1),
+        reference=_texts(top.get("reference", []), f"{source}: reference"),
     )
 
 
@@ -142,11 +142,10 @@ def _prompt(data: Any, language: str, source: str) -> Prompt:
     messages = tuple(_message(m, where) for m in _list(fields.get("messages"), f"{where}: messages"))
     if not messages or messages[-1]["role"] != "user":
         raise _bad(where, "the last message is the user's, who waits for the answer")
-    max_tokens = int(fields.get("max_tokens", 64))
-    if "id" not in fields or max_tokens < 1:
-        raise _bad(where, "a prompt has an id and a max_tokens of at least 1")
+    name = _text(fields.get("id"), f"{where}: id")
+    max_tokens = _whole(fields.get("max_tokens", 64), f"{where}: max_tokens", least=1)
     expect = _expectation(fields.get("expect") or {}, language, f"{where}: expect")
-    return Prompt(str(fields["id"]), kind, messages, max_tokens, expect)
+    return Prompt(name, kind, messages, max_tokens, expect)
 
 
 def _message(data: Any, where: str) -> dict[str, str | None]:
@@ -154,38 +153,72 @@ def _message(data: Any, where: str) -> dict[str, str | None]:
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES or (content is None and role != "assistant"):
         raise _bad(where, f"a message has a role of {', '.join(ROLES)} and a content")
-    return {"role": str(role), "content": None if content is None else str(content)}
+    text = None if content is None else _text(content, f"{where}: content", blank=True)
+    return {"role": str(role), "content": text}
 
 
 def _expectation(data: Any, language: str, where: str) -> Expectation:
     fields = _mapping(data, where, _EXPECT_KEYS)
-    wanted = [(c,) if isinstance(c, str) else tuple(c) for c in _list(fields.get("contains", []), where)]
-    patterns = [str(p) for p in _list(fields.get("regex", []), where)]
+    patterns = _texts(fields.get("regex", []), f"{where}: regex")
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
             raise _bad(where, f"regex {pattern!r}: {error}") from error
-    words = tuple(int(n) for n in _list(fields.get("words", [1, 1 << 20]), where))
+    words = [_whole(n, f"{where}: words") for n in _list(fields.get("words", [1, 1 << 20]), where)]
     if len(words) != 2 or words[0] > words[1]:
-        raise _bad(where, f"words is [least, most], got {list(words)}")
+        raise _bad(where, f"words is [least, most], got {words}")
     keys = fields.get("json", False)
     return Expectation(
-        contains=tuple(wanted),
-        regex=tuple(patterns),
-        absent=tuple(str(a) for a in _list(fields.get("absent", []), where)),
+        contains=tuple(_choices(c, where) for c in _list(fields.get("contains", []), where)),
+        regex=patterns,
+        absent=_texts(fields.get("absent", []), f"{where}: absent"),
         words=(words[0], words[1]),
-        json=tuple(str(k) for k in keys) if isinstance(keys, list) else bool(keys),
-        language=_language(str(fields.get("language", language)), where),
-        loops=bool(fields.get("loops", False)),
-        ends=bool(fields.get("ends", True)),
+        json=_texts(keys, f"{where}: json") if isinstance(keys, list) else _flag(keys, f"{where}: json"),
+        language=_language(fields.get("language", language), where),
+        loops=_flag(fields.get("loops", False), f"{where}: loops"),
+        ends=_flag(fields.get("ends", True), f"{where}: ends"),
     )
 
 
-def _language(code: str, where: str) -> str:
-    if code and code not in LANGUAGES:
-        raise _bad(where, f"language {code!r}", did_you_mean(code, LANGUAGES))
-    return code
+def _choices(value: Any, where: str) -> tuple[str, ...]:
+    """One text, or a list of which any will do."""
+    choices = _texts(value if isinstance(value, list) else [value], f"{where}: contains")
+    if not choices:
+        raise _bad(where, "contains: a list of alternatives is empty")
+    return choices
+
+
+def _language(code: Any, where: str) -> str:
+    if code != "" and code not in LANGUAGES:
+        raise _bad(where, f"language {code!r}", did_you_mean(str(code), LANGUAGES))
+    return str(code)
+
+
+def _text(value: Any, where: str, *, blank: bool = False) -> str:
+    """A text; YAML reads an unquoted 42 as a number, which is taken as it is written."""
+    known = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not known or not (blank or str(value).strip()):
+        raise _bad(where, f"expected a text, got {value!r}")
+    if any("\ud800" <= c <= "\udfff" for c in str(value)):
+        raise _bad(where, f"{value!r} has half of a surrogate pair, which is not a character")
+    return str(value)
+
+
+def _texts(values: Any, where: str) -> tuple[str, ...]:
+    return tuple(_text(value, where) for value in _list(values, where))
+
+
+def _whole(value: Any, where: str, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _bad(where, f"expected a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _bad(where, f"expected true or false, got {value!r}")
+    return value
 
 
 def _mapping(data: Any, where: str, known: Sequence[str]) -> dict[str, Any]:

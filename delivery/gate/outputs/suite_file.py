@@ -18,6 +18,6 @@ def read_suite(path: Path) -> Suite:
 
     try:
         data = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
-    except (YAMLError, OSError, UnicodeDecodeError) as error:
+    except (YAMLError, OSError, ValueError) as error:  # ValueError: not UTF-8, or a day like 2026-02-30
         raise UsageError("bad-suite", f"{path} cannot be read", why=str(error)) from error
     return parse_suite(data, str(path))
