@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from delivery.cli._session import Session, pass_session, workdir_option
+from delivery.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,12 @@ def _prints(system: str, title: str) -> Callable[..., None]:
     """,
     )
     @click.argument("pipeline", required=False, default=_DEFAULT)
-    @click.option("--install", metavar="COMMAND", help="Shell command that installs deliver in a job.")
+    @click.option(
+        "--package",
+        metavar="REQUIREMENT",
+        help="What jobs install with pip, for example 'deliver[demo] @ URL'; default: this build.",
+    )
+    @click.option("--install", metavar="COMMAND", help="Shell command that installs deliver, instead of pip.")
     @click.option("--image", metavar="IMAGE", help="Container image that GitLab's jobs run in.")
     @click.option(
         "--watch",
@@ -43,18 +50,25 @@ def _prints(system: str, title: str) -> Callable[..., None]:
     )
     @pass_session
     def printed(
-        session: Session, pipeline: str, install: str | None, image: str | None, watch: tuple[str, ...]
+        session: Session,
+        pipeline: str,
+        package: str | None,
+        install: str | None,
+        image: str | None,
+        watch: tuple[str, ...],
     ) -> None:
-        from delivery.cli._ci import CiOptions, render_ci
+        from delivery.cli._ci import CiOptions, own_package, render_ci
         from delivery.pipeline.spec import load_pipeline
 
-        given = {"install": install, "image": image}
+        if package and install:
+            raise UsageError("usage", "--package and --install are both given", hint="one of them")
+        if not (package or install):
+            package = own_package(partial(click.echo, err=True))
+        given = {"package": package, "install": install, "image": image}
         words = ["deliver", "ci", system, pipeline]
         words += [w for name, value in given.items() if value for w in (f"--{name}", value)]
         words += [w for glob in watch for w in ("--watch", glob)]
-        options = CiOptions(
-            **{name: value for name, value in given.items() if value}, watch=watch, command=shlex.join(words)
-        )
+        options = CiOptions(package, install, image, watch, shlex.join(words))
         loaded = load_pipeline(Path(pipeline), steps=session.steps)
         click.echo(render_ci(system, loaded, pipeline, options), nl=False)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +70,7 @@ def command(session: Session, folder: str, model: str, systems: tuple[str, ...])
 
 def _files(session: Session, model: str, systems: tuple[str, ...]) -> Mapping[str, str]:
     """Name → text of everything that is written."""
-    from delivery.cli._ci import SYSTEMS, CiOptions, render_ci
+    from delivery.cli._ci import SYSTEMS, CiOptions, own_package, render_ci
     from delivery.pipeline.spec import load_pipeline
     from delivery.resources import resource
 
@@ -83,8 +85,10 @@ def _files(session: Session, model: str, systems: tuple[str, ...]) -> Mapping[st
         path = Path(scratch) / "pipeline.yaml"
         path.write_text(pipeline, "utf-8")
         loaded = load_pipeline(path, steps=session.steps)
+    package = own_package(partial(click.echo, err=True))
     for system in systems:
-        options = CiOptions(command=f"deliver ci {system} {_PIPELINE}")
+        words = ["deliver", "ci", system, _PIPELINE, *([] if package is None else ["--package", package])]
+        options = CiOptions(package, command=shlex.join(words))
         out[SYSTEMS[system]] = render_ci(system, loaded, _PIPELINE, options)
     return out
 

@@ -18,7 +18,23 @@ def test_the_wheel_works_outside_the_clone(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, "."]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(tmp_path.glob("deliver-*.whl"))) as wheel:
+    (made,) = tmp_path.glob("deliver-*.whl")
+    # As CI jobs install an unpublished build: a wheel in the repository, or one behind a URL.
+    for requirement in (f"./{made.name}[demo]", f"deliver[demo] @ {made.as_uri()}"):
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--dry-run",
+            "--no-deps",
+            "--no-index",
+            requirement,
+        ]
+        done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Would install deliver-" in done.stdout
+    with zipfile.ZipFile(made) as wheel:
         wheel.extractall(tmp_path / "site")
     work = tmp_path / "work"
     work.mkdir()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 
-from delivery import __version__
 from delivery.artifact import Kind
+from delivery.cli._ci.package import PUBLISHED
 from delivery.errors import UsageError
 from delivery.steps.step import is_check
 
@@ -39,18 +39,22 @@ _WEIGHTS = (
     "**/chat_template*",
 )
 _DEPLOY = "deploy"
+_IMAGE, _GIT_IMAGE = "python:3.12-slim-bookworm", "python:3.12-bookworm"
 
 
 @dataclass(frozen=True, slots=True)
 class CiOptions:
     """What a CI definition needs beyond the pipeline.
 
-    install: shell command that installs deliver. image: container that jobs run in (GitLab).
+    package: pip requirement of deliver, which the CI variable DELIVER_PACKAGE overrides; default: this
+    version on a package index. install: shell command that installs deliver, instead of both.
+    image: container that jobs run in (GitLab); default: Python's, with git if the requirement needs it.
     watch: further globs whose changes trigger a run. command: how this definition was made.
     """
 
-    install: str = f"pip install 'deliver[demo]=={__version__}'"
-    image: str = "python:3.12-slim-bookworm"
+    package: str | None = None
+    install: str | None = None
+    image: str | None = None
     watch: tuple[str, ...] = ()
     command: str = ""
 
@@ -72,6 +76,7 @@ def render_ci(system: str, pipeline: Pipeline, file: str, options: CiOptions) ->
     Raises UsageError `stage-name-taken` for a stage with the name of the deploy job.
     """
     jobs = _jobs(pipeline)
+    package = options.package or PUBLISHED
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -85,14 +90,17 @@ def render_ci(system: str, pipeline: Pipeline, file: str, options: CiOptions) ->
         comment_end_string="#]",
     )
     environment.filters["q"] = lambda text: json.dumps(text, ensure_ascii=False)
+    environment.filters["expression"] = lambda text: "'" + text.replace("'", "''") + "'"
     return environment.from_string((_TEMPLATES / f"{system}.yml.j2").read_text("utf-8")).render(
         jobs=jobs,
         release=next((job for job in jobs if job.makes_release), None),
         gpu=any(job.needs_gpu for job in jobs),
         pipeline=shlex.quote(file),
         paths=[*_weights(pipeline.model), file, "smoke/**", "baselines/**", *options.watch],
-        install=options.install,
-        image=options.image,
+        package=package,
+        install=options.install or 'pip install "$DELIVER_PACKAGE"',
+        by_package=not options.install,
+        image=options.image or (_GIT_IMAGE if "git+" in package else _IMAGE),
         command=options.command or f"deliver ci {system} {file}",
         chart=_chart(pipeline),
     )
