@@ -88,11 +88,19 @@ def read_tensors(directory: Path) -> dict[str, TensorInfo]:
             why=f"found {', '.join(found[:3])}{', ...' if len(found) > 3 else ''}",
             hint="get the index from where the checkpoint came from",
         )
+    others = sorted(p.name for p in directory.glob("*") if p.suffix in (".bin", ".gguf"))
+    if others:
+        raise DataError(
+            "weights-missing",
+            f"{directory} has no safetensors",
+            why=f"found {', '.join(others[:3])}{', ...' if len(others) > 3 else ''}",
+            hint=f"deliver convert --model {directory} --out DIR",
+        )
     raise DataError(
         "weights-missing",
-        f"{directory} has no safetensors",
-        why=f"neither {SINGLE} nor {INDEX} is there",
-        hint=f"deliver convert --model {directory} --out DIR",
+        f"{directory} has no weights",
+        why="it has no .safetensors, .bin or .gguf file",
+        hint="give the directory that holds config.json and the weights",
     )
 
 

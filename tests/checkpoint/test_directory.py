@@ -127,8 +127,15 @@ def test_shards_without_an_index(sharded: Path) -> None:
 
 
 def test_no_weights(tmp_path: Path) -> None:
+    """The hint is convert where it would help, which it would not after convert itself found nothing."""
     write_config(tmp_path, CONFIG)
-    assert refused(tmp_path).code == "weights-missing"
+    error = refused(tmp_path)
+    assert (error.code, error.what) == ("weights-missing", f"{tmp_path} has no weights")
+    assert "convert" not in error.hint
+    (tmp_path / "pytorch_model.bin").touch()
+    error = refused(tmp_path)
+    assert (error.code, error.why) == ("weights-missing", "found pytorch_model.bin")
+    assert error.hint == f"deliver convert --model {tmp_path} --out DIR"
 
 
 def test_no_directory_and_no_config(tmp_path: Path) -> None:
