@@ -10,7 +10,7 @@ from delivery.artifact import hash_file, place
 from delivery.release.archive import write_chart_archive
 from delivery.release.bom import bill_of_materials
 from delivery.release.chart import write_chart
-from delivery.release.index import ENVELOPE, INDEX, write_index
+from delivery.release.index import ENVELOPE, INDEX, PROVENANCE, write_index
 from delivery.release.overview import overview
 from delivery.release.provenance import provenance
 from delivery.release.runbook import runbook
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from delivery.release.signature import Signer
 
 BOM = "bom.cdx.json"
-PROVENANCE = "provenance.json"
 RUNBOOK = "RUNBOOK.md"
 
 

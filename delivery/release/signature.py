@@ -61,12 +61,6 @@ class Signer:
         return cls(key, is_ephemeral=False)
 
     @property
-    def public_pem(self) -> bytes:
-        return self.key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-
-    @property
     def key_id(self) -> str:
         return key_id(self.key.public_key())
 
@@ -74,15 +68,9 @@ class Signer:
         """Write the signature over the file `index` of a release, the public key, and who signed."""
         content = (release / index).read_bytes()
         (release / SIGNATURE).write_bytes(self.key.sign(content))
-        (release / PUBLIC_KEY).write_bytes(self.public_pem)
-        signed_by = {
-            "algorithm": "ed25519",
-            "key_id": self.key_id,
-            "identity": "none: an ephemeral key" if self.is_ephemeral else "the holder of the key",
-            "signs": index,
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
-        (release / SIGNED_BY).write_text(json.dumps(signed_by, indent=1) + "\n", "utf-8")
+        public = self.key.public_key()
+        (release / PUBLIC_KEY).write_bytes(public_pem(public))
+        (release / SIGNED_BY).write_bytes(signed_by(public, index, content, is_ephemeral=self.is_ephemeral))
 
     def envelope(self, statement: bytes) -> bytes:
         """A DSSE envelope around an in-toto statement, as one JSON line."""
@@ -93,6 +81,23 @@ class Signer:
             "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
         }
         return json.dumps(envelope, separators=(",", ":")).encode() + b"\n"
+
+
+def public_pem(key: Ed25519PublicKey) -> bytes:
+    """The key as PEM (SubjectPublicKeyInfo)."""
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def signed_by(key: Ed25519PublicKey, index: str, content: bytes, *, is_ephemeral: bool) -> bytes:
+    """`signature.json`: who signed the file `index` with these bytes."""
+    about = {
+        "algorithm": "ed25519",
+        "key_id": key_id(key),
+        "identity": "none: an ephemeral key" if is_ephemeral else "the holder of the key",
+        "signs": index,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    return json.dumps(about, indent=1).encode() + b"\n"
 
 
 def key_id(key: Ed25519PublicKey) -> str:

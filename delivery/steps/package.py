@@ -37,7 +37,7 @@ class Package:
     """
 
     name: ClassVar[str] = "package"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     makes: ClassVar[Kind] = Kind.RELEASE
     libraries: ClassVar[tuple[str, ...]] = (
         "deliver",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from cyclonedx.validation.json import JsonStrictValidator
 from delivery.artifact import Artifact, Kind, Manifest, hash_tree, write_manifest
 from delivery.errors import DataError
 from delivery.gate.report import Finding, Metric, Report, Verdict
-from delivery.release.assemble import BOM, PROVENANCE, RUNBOOK, ReleaseSpec, write_release
+from delivery.release.assemble import BOM, RUNBOOK, ReleaseSpec, write_release
 from delivery.release.chart import ChartSpec, Image
 from delivery.release.facts import licence_of
-from delivery.release.index import ENVELOPE, INDEX, SUMS, read_index, verify_release
+from delivery.release.index import ENVELOPE, INDEX, PROVENANCE, SUMS, read_index, verify_release
 from delivery.release.measured import Measured
 from delivery.release.signature import PUBLIC_KEY, SIGNATURE, SIGNED_BY, Signer, verify_envelope
 from delivery.report import render
@@ -159,6 +160,56 @@ def test_it_verifies_until_something_changes(release: Path, signer: Signer, tmp_
             (copy / name).write_text("x: 1\n", "utf-8")
         with pytest.raises(DataError, match=f"{name} is {damage}"):
             verify_release(copy)
+
+
+@pytest.mark.parametrize("name", [SUMS, ENVELOPE, SIGNED_BY, PUBLIC_KEY, SIGNATURE, INDEX])
+@pytest.mark.parametrize("damage", ["changed", "emptied", "missing"])
+def test_the_files_about_the_signature_are_checked_too(
+    release: Path, signer: Signer, name: str, damage: str
+) -> None:
+    """None of them is in what is signed; a manifest beside them is signed by nobody."""
+    if damage == "missing":
+        (release / name).unlink()
+    else:
+        (release / name).write_bytes(b"" if damage == "emptied" else (release / name).read_bytes() + b"x")
+    for key in (None, signer.key.public_key()):
+        with pytest.raises(DataError) as caught:
+            verify_release(release, key)
+        assert caught.value.code in ("release-damaged", "signature-invalid", "not-a-release")
+
+
+def test_a_signature_of_another_key_over_the_provenance_is_noticed(release: Path) -> None:
+    (release / ENVELOPE).write_bytes(Signer.load(None).envelope((release / PROVENANCE).read_bytes()))
+    with pytest.raises(DataError, match="the provenance's signature does not verify"):
+        verify_release(release)
+
+
+def test_a_signed_statement_of_another_release_is_noticed(release: Path, signer: Signer) -> None:
+    (release / ENVELOPE).write_bytes(signer.envelope(b"{}"))
+    with pytest.raises(DataError, match=f"{ENVELOPE} does not belong to the signature") as caught:
+        verify_release(release)
+    assert "its statement is not provenance.json" in caught.value.why
+
+
+def test_the_runbooks_commands_notice_a_changed_file_and_a_changed_list(release: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    commands = (release / RUNBOOK).read_text("utf-8").partition("## Verify the release")[2].split("```")[1]
+
+    def run() -> int:
+        script = ["bash", "-e", "-c", commands]
+        return subprocess.run(script, cwd=release, check=False, capture_output=True).returncode
+
+    assert run() == 0
+    values = release / "chart" / "tiny" / "values.yaml"
+    before = hashlib.sha256(values.read_bytes()).hexdigest()
+    values.write_text("x: 1\n", "utf-8")
+    assert run() != 0
+    sums = (release / SUMS).read_text("utf-8")
+    (release / SUMS).write_text(
+        sums.replace(before, hashlib.sha256(values.read_bytes()).hexdigest()), "utf-8"
+    )
+    assert run() != 0
 
 
 def test_something_else_is_no_release(tmp_path: Path) -> None:
