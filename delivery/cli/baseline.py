@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DECIDES = "compare"
 _WITH_IT = ("smoke", "evaluate")
+_PIPELINE = "pipelines/default.yaml"
 
 
 @click.group()
@@ -63,7 +64,11 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
 @click.option(
     "--reason", required=True, metavar="TEXT", help="Why the baseline changes; kept in its history."
 )
-@click.option("--model", metavar="NAME", help="Model that the baseline belongs to; default: the pipeline's.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model that the baseline belongs to; default: the one the report is about.",
+)
 @click.option("--released", is_flag=True, help="The measured engine was released: move the anchor as well.")
 @click.option(
     "--baselines",
@@ -75,10 +80,8 @@ def show(session: Session, baselines: Path | None, as_json: bool) -> None:
 )
 @click.option(
     "--pipeline",
-    default="pipelines/default.yaml",
-    show_default=True,
     metavar="FILE",
-    help="Pipeline file that names the model if --model is not given.",
+    help=f"Pipeline file that names the model; default: {_PIPELINE}, if neither --model nor the report does.",
 )
 @json_option
 @workdir_option
@@ -90,20 +93,22 @@ def update(
     model: str | None,
     released: bool,
     baselines: Path,
-    pipeline: str,
+    pipeline: str | None,
     as_json: bool,
 ) -> None:
     """Make the measurement behind REPORT the baseline.
 
-    Default: the last compare report, together with those of smoke and evaluate about the same engine. The
-    last release stays the anchor unless --released is given, so that small regressions cannot accumulate.
+    Default: the last compare report, of a pipeline or of `deliver compare`, together with those of smoke and
+    evaluate about the same engine. The last release stays the anchor unless --released is given, so that
+    small regressions cannot accumulate.
     """
     from delivery.pipeline.refs import resolve
 
     if not reason.strip():
         raise UsageError("reason-missing", "a baseline changes only with a reason", hint="--reason TEXT")
     chosen = [resolve(session.store, report)] if report else _last_reports(session)
-    name = model or _model_of(pipeline)
+    name = model or (None if pipeline else session.store.run_record(chosen[0]).get("model"))
+    name = str(name or _model_of(pipeline or _PIPELINE))
     rows = [_updated(session, artifact, name, reason, released, baselines) for artifact in chosen]
     if as_json:
         session.answer({**rows[0], "also": [row["path"] for row in rows[1:]]})
@@ -207,7 +212,7 @@ def _last_reports(session: Session) -> list[Artifact]:
             "unknown-ref",
             "no compare report is given",
             why=f"there is no {last / _DECIDES}",
-            hint="deliver run, or deliver baseline update REPORT --reason TEXT",
+            hint="deliver run or deliver compare, in this workdir; or baseline update REPORT --reason TEXT",
         )
     found = [
         resolve(session.store, str((last / name).resolve()))

@@ -97,6 +97,7 @@ def judge(
             )
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             record: dict[str, Json] = {"stage": job.id, "started_at": now, "verdict": report.verdict.value}
+            record["model"] = model
             record["undecided"] = isinstance(error, Undecided)
             artifact = store.commit(out, manifest, record)
             store.remember_key(key, artifact, parts)

@@ -1,4 +1,4 @@
-"""Publish the results of the last run to `latest/<stage>` and `reports/<stage>/`."""
+"""Publish the results of a run, or of a single step, to `latest/<stage>` and `reports/<stage>/`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from delivery.pipeline.events import RunLog
 from delivery.pipeline.export import check_target, export
 from delivery.pipeline.keys import Job
 from delivery.pipeline.preflight import all_known
+from delivery.pipeline.publish import publish
 from delivery.pipeline.refs import is_external, resolve
 from delivery.pipeline.result import StageResult, run_record
 from delivery.pipeline.runner import EVERYTHING, Settings, model_name, run_stage
@@ -38,8 +40,9 @@ def run_step(
 ) -> StageResult:
     """Run a step whose input fields hold references (paths, tags, digests), and export it to `out`.
 
-    A failed check is committed and exported too; its error is in the result. `gate` is what a check
-    judges by, as in `JudgeContext.gate`.
+    The result becomes `latest/<step>`, as in a pipeline whose stages have the names of their steps. A failed
+    check is committed and exported too; its error is in the result. `gate` is what a check judges by, as in
+    `JudgeContext.gate`.
     """
     step.check()
     if out is not None:
@@ -60,6 +63,8 @@ def run_step(
         log.event("step", step=type(step).name)
         result = run_stage(job, settings, log)
         log.record(run_record([result]), finished=True)
+        with suppress(OSError):
+            publish(store, [result])
         if out is not None:
             export(store, result.artifact, out)
     return result

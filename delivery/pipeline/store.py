@@ -6,7 +6,7 @@
     tags/<name>           a name for a digest
     tmp/ scratch/ locks/  work in progress
     runs/                 event logs; `runs/latest` names the last run
-    latest/ reports/      results of the last run by stage, for users and CI
+    latest/ reports/      latest results by stage, for users and CI
 
 Everything is written by renaming, so a kill leaves it either complete or absent.
 """

@@ -1,6 +1,7 @@
 """`deliver bench` and `deliver baseline`, through the command group as a user calls it."""
 
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -124,6 +125,37 @@ def test_what_smoke_timed_is_accepted_with_it(deliver, tmp_path):
     found = baselines.read(tmp_path / alone["path"])
     assert list(found.current.samples["timings_ms"]) == [40.0, 41.0, 42.0]
     assert found.current.measurement == "m" * 64
+
+
+def results_files(folder):
+    """Five runs as `vllm bench serve` writes them."""
+    names = []
+    for run in range(5):
+        data = {
+            "input_lens": [16] * 130,
+            "output_lens": [8] * 130,
+            "ttfts": [0.1 + 0.001 * i + 0.0001 * run for i in range(130)],
+            "itls": [[0.01] * 7] * 130,
+            "start_times": [float(i) for i in range(130)],
+        }
+        names.append(f"run{run}.json")
+        (folder / names[-1]).write_text(json.dumps(data))
+    return ",".join(names)
+
+
+def test_a_comparison_run_on_its_own_can_become_the_baseline(deliver, tmp_path, tiny_checkpoint):
+    engine = tmp_path / "My-Model"
+    shutil.copytree(tiny_checkpoint, engine)
+    (engine / "engine.json").write_text("{}")
+    deliver(
+        "compare", "--engine", str(engine), "--results", results_files(tmp_path), "--runtime-name", "vllm"
+    )
+    assert (tmp_path / ".deliver" / "reports" / "compare" / "report.html").is_file()
+    made = json.loads(deliver("baseline", "update", "--reason", "first", "--json"))
+    # Under the name that the comparison looks for, whatever the default pipeline is about.
+    assert made["model"] == "My-Model"
+    named = ("--model", "other")
+    assert json.loads(deliver("baseline", "update", "--reason", "x", *named, "--json"))["model"] == "other"
 
 
 def test_without_a_reason_or_a_report_nothing_changes(deliver, tmp_path):

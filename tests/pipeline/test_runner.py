@@ -356,3 +356,8 @@ def test_the_model_is_named_after_what_the_first_step_was_told(store, tmp_path):
         render=fake_steps.render,
     )
     assert report.report.findings[0].text == "measured for Some-Model"
+    assert store.run_record(report.artifact)["model"] == "Some-Model"
+    latest = store.workdir / "latest"
+    assert sorted(link.name for link in latest.iterdir()) == ["assemble", "make", "probe"]
+    assert (latest / "probe").resolve() == report.artifact.path.resolve()
+    assert (store.workdir / "reports" / "probe" / "report.json").is_file()
