@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 _TEMPLATE = Path(__file__).parent / "chart_template"
 _IMAGE = re.compile(r"^(?P<repository>[^@\s]+?)(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w][\w.-]*))$")
-_SEMVER = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"  # Helm reads 64 bits
+_PRERELEASE = rf"(?:{_NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+_BUILD = r"[0-9A-Za-z-]+"
+_SEMVER = re.compile(
+    rf"{_NUMBER}(\.{_NUMBER}){{2}}(-{_PRERELEASE}(\.{_PRERELEASE})*)?(\+{_BUILD}(\.{_BUILD})*)?"
+)
 _NAME_LIMIT = 40
 _MIB = 1 << 20
 _PRE_STOP_S = 5

@@ -12,6 +12,7 @@ from delivery.gate import (
     Report,
     RequestRecord,
     Verdict,
+    compare_latency,
     compare_memory,
     compare_runs,
     metrics,
@@ -201,6 +202,18 @@ def test_noise_gives_the_spread_and_the_smallest_effect():
     assert 0.08 < loud.minimum_effect < 0.20
     with pytest.raises(ValueError, match="two runs"):
         noise.measure([[1.0]])
+
+
+def test_the_smallest_effect_is_one_that_the_gate_shows_in_four_of_five_cases():
+    """The gate's interval is wider than the spread between runs alone would make it."""
+    rng = np.random.default_rng(4)
+
+    def runs(change: float = 1.0) -> list[np.ndarray]:
+        return [np.sort(np.exp(rng.normal(3.0, 0.3, 130))) * change for _ in range(5)]
+
+    effect = float(np.median([noise.measure(runs()).minimum_effect for _ in range(60)]))
+    shown = [compare_latency(runs(), runs(1.0 + effect), resamples=500).interval[0] > 1.0 for _ in range(150)]
+    assert 0.65 < np.mean(shown) < 0.92
 
 
 def test_the_summary_has_vllms_names_and_counts_from_the_schedule():

@@ -182,6 +182,9 @@ def test_parameters_are_checked_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="is not a valid chart version"):
         Package(chart_version="1.0").check()
     Package(image=IMAGE, chart_version="1.0.0-rc.1").check()
+    for refused_by_helm in ("1.0.0-01", "1.0.0-a..b", "1.0.0-.", "99999999999999999999.0.0", "１.0.0"):
+        with pytest.raises(UsageError, match="not a valid chart version"):
+            Package(chart_version=refused_by_helm).check()
 
 
 def test_the_provenance_knows_the_whole_chain_and_no_local_path(make: Make, tmp_path: Path) -> None:
