@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from delivery.bench.comparison import MEASUREMENT
 from delivery.bench.measured import Measured, snapshot
-from delivery.bench.session import BUNDLED
 from delivery.gate.capacity import why_too_fast
 from delivery.gate.family import FamilyVerdict, compare_runs
 from delivery.gate.limits import judge as judge_limit
@@ -19,6 +19,7 @@ from delivery.gate.metrics import DEFAULT_FAMILY, UNDER_LOAD
 from delivery.gate.report import Finding, Report, Verdict, worst
 from delivery.gate.selftest import self_test
 from delivery.report import compose, latencies, load
+from delivery.report.comparison_baseline import place_of
 from delivery.report.comparison_parts import Part, Reference, Settings
 from delivery.report.latencies import values_of
 
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delivery.artifact import Artifact
-    from delivery.device import DeviceFingerprint
     from delivery.gate.baseline import Snapshot
-
-MEASUREMENT = "compare.json"
 
 
 @dataclass(frozen=True)
@@ -187,16 +185,19 @@ class Judge:
 
     def _targets(self) -> Part:
         """Absolute targets: the `slo` block, and limits of metrics that are measured here."""
-        targets = {**self.gate.get("limits", {}), **self.gate.get("slo", {})}
         side = self.measured.candidate
-        values = values_of(side.runs) | {"memory_drift_ratio": (side.memory or {}).get("drift_ratio", 0.0)}
-        values |= {m.name: m.value for m in latencies.shown(side) if m.name in UNDER_LOAD}
-        made = [judge_limit(name, values[name], targets) for name in targets if name in values]
-        unseen = [
-            Finding("error", load.not_seen(name)) for name in self.gate.get("slo", {}) if name not in values
-        ]
+        values = values_of(side.runs) | {m.name: m.value for m in latencies.shown(side)}
+        if side.memory is not None and "drift_ratio" in side.memory:
+            values["memory_drift_ratio"] = side.memory["drift_ratio"]
+        limits, slo = self.gate.get("limits", {}), self.gate.get("slo", {})
+        # Each by itself: a name may have a bound in both.
+        asked = [(targets, name) for targets in (limits, slo) for name in targets if name in UNDER_LOAD]
+        made = [judge_limit(name, values[name], targets) for targets, name in asked if name in values]
+        unseen = [Finding("error", load.not_seen(name)) for name in slo if name not in values]
+        idle = [n for n in limits if n in UNDER_LOAD and n not in values and n not in slo]
         verdicts = [Verdict(m.status) for m in made] + [Verdict.INVALID] * len(unseen)
-        return Part(worst(verdicts), made, latencies.over_limit(made) + unseen)
+        told = latencies.over_limit(made) + [Finding("warning", load.no_effect(name)) for name in idle]
+        return Part(worst(verdicts), made, told + unseen)
 
     def _anchor(self, found: Found | None) -> Part:
         """The last release, so that small losses do not add up."""
@@ -218,7 +219,10 @@ class Judge:
             findings = [Finding("error", verdict.reason), *lost.findings]
             lost = Part(Verdict.FAIL, [*slower, *lost.metrics], findings)
         if lost.verdict is not Verdict.FAIL:
-            return Part(findings=[Finding("info", f"{since}{verdict.status.value}")])
+            # The baseline decides whether memory can be compared at all; here it is told.
+            untold = memory.findings if memory.verdict is Verdict.INVALID else []
+            findings = [Finding("info", f"{since}{verdict.status.value}")]
+            return Part(findings=[*findings, *(Finding("warning", f"{since}{f.text}") for f in untold)])
         return replace(lost, findings=[replace(f, text=f"{since}{f.text}") for f in lost.findings])
 
     def _self_test(self, reference: Reference) -> Part:
@@ -281,18 +285,6 @@ class Judge:
         side, known = self.measured.candidate, reference or Reference((), {}, paired=False, origin={})
         drawn = latencies.charts_of(side, known.runs, known.memory, self.family)
         return drawn + latencies.trend(found.baseline if found else None, side, self.family)
-
-
-def place_ahead(model: str, device: DeviceFingerprint, workload: Mapping[str, Any]) -> Place:
-    """Where the baseline of our own engine is filed, before anything is measured."""
-    facts = {"device": asdict(device), "device_slug": device.slug, "workload": workload}
-    return place_of(model, {**facts, "sides": {"candidate": {"runtime": BUNDLED}}})
-
-
-def place_of(model: str, data: Mapping[str, Any]) -> Place:
-    """Where the baseline of a compare measurement is filed; `data` is the measurement's JSON."""
-    workload = {k: v for k, v in data["workload"].items() if k != "name"}
-    return compose.place(model, data, {**workload, "runtime": data["sides"]["candidate"]["runtime"]})
 
 
 def _worthless(reason: str) -> Part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,11 @@ from delivery.steps.step import (
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from delivery.bench.measured import Measured
     from delivery.bench.session import Session
     from delivery.bench.workload import Workload
     from delivery.gate.baseline import Snapshot
     from delivery.gate.lookup import Place
     from delivery.gate.report import Report
-
-MEASUREMENT = "compare.json"
 
 
 @step
@@ -191,7 +187,7 @@ class Compare:
         """
         from delivery.device import fingerprint
         from delivery.gate.lookup import find
-        from delivery.report.comparison import place_ahead
+        from delivery.report.comparison_baseline import place_ahead
 
         if self.paired == "off" or self.runtime or self.results:
             return {}
@@ -205,61 +201,55 @@ class Compare:
         return {"baseline_engine": partner} if partner else {}
 
     def run(self, ctx: StepContext) -> None:
-        if self.results:
-            from delivery.bench.measured import imported
-
-            self._write(ctx, *imported(self.results, self.runtime_name), 0)
-            return
-        from delivery.bench.paired import measure_alone, measure_pairs
-        from delivery.bench.plan import engine_options, offered_rate
-        from delivery.bench.session import server_session, worker_session
+        from delivery.bench import comparison
+        from delivery.bench.measured import imported
+        from delivery.bench.plan import offered_rate
         from delivery.gate.metrics import DEFAULT_FAMILY
 
-        family = tuple(ctx.gate.get("metrics") or DEFAULT_FAMILY)
-        workload = self._workload()
+        about: dict[str, Any] = {"workload": {}, "kv_tokens": 0, "offered_rate": None}
+        if self.results:
+            made, about["workload"] = imported(self.results, self.runtime_name)
+        else:
+            workload = self._workload()
+            candidate, baseline = self._sides(ctx, workload)
+            total = self.runs * workload.requests * (1 if baseline is None else 2)
+            with ctx.progress(f"{workload.requests} requests, runs", total, "request") as task:
+                made = comparison.measure(
+                    candidate,
+                    baseline,
+                    workload,
+                    task,
+                    runs=self.runs,
+                    limit=self.limit,
+                    metrics=tuple(ctx.gate.get("metrics") or DEFAULT_FAMILY),
+                    foreign_limit=self.foreign_limit,
+                )
+            about["workload"] = {"name": workload.name, **workload.to_json()}
+            about["kv_tokens"] = self._reserved(self.kv_tokens)
+            about["offered_rate"] = offered_rate(workload)
+        comparison.write(
+            ctx.out,
+            made,
+            device=ctx.device,
+            engine=ctx.input("engine").digest,
+            baseline_engine=ctx.input("baseline_engine").digest if made.baseline else None,
+            **about,
+        )
+
+    def _sides(
+        self, ctx: StepContext, workload: Workload
+    ) -> tuple[AbstractContextManager[Session], AbstractContextManager[Session] | None]:
+        """The candidate, and the engine to run beside it if there is one; a server runs alone."""
+        from delivery.bench.plan import engine_options
+        from delivery.bench.session import server_session, worker_session
+
+        if self.runtime:
+            return server_session(self.runtime, self.runtime_name), None
         options = {**engine_options(workload, self.kv_tokens), "seed": ctx.seed}
-
-        def engine(role: str) -> AbstractContextManager[Session]:
-            return worker_session(ctx.input(role).path, ctx.device, options)
-
-        total = self.runs * workload.requests * (2 if ctx.has("baseline_engine") else 1)
-        with ctx.progress(f"{workload.requests} requests, runs", total, "request") as task:
-            if self.runtime:
-                with server_session(self.runtime, self.runtime_name) as candidate:
-                    made = measure_alone(candidate, workload, self.runs, task, self.foreign_limit)
-            elif ctx.has("baseline_engine"):
-                with engine("baseline_engine") as baseline, engine("engine") as candidate:
-                    made = measure_pairs(
-                        baseline, candidate, workload, self.limit, task, family, self.foreign_limit
-                    )
-            else:
-                with engine("engine") as candidate:
-                    made = measure_alone(candidate, workload, self.runs, task, self.foreign_limit)
-        reserved = options["cache_max_entry_count"] * options["block_size"]
-        named = {"name": workload.name, **workload.to_json()}
-        self._write(ctx, made, named, reserved, offered_rate(workload))
-
-    def _write(
-        self,
-        ctx: StepContext,
-        made: Measured,
-        workload: dict[str, Any],
-        kv_tokens: int,
-        rate: float | None = None,
-    ) -> None:
-        from delivery.bench.facts import facts
-
-        made.write(ctx.out)
-        measured = {
-            **facts(ctx.device),
-            "engine": ctx.input("engine").digest,
-            "baseline_engine": ctx.input("baseline_engine").digest if made.baseline else None,
-            "workload": workload,
-            "kv_tokens": kv_tokens,
-            "offered_rate": rate,
-            **made.to_json(),
-        }
-        (ctx.out / MEASUREMENT).write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        beside = ctx.has("baseline_engine")
+        roles = ("engine", "baseline_engine") if beside else ("engine",)
+        opened = [worker_session(ctx.input(role).path, ctx.device, options) for role in roles]
+        return opened[0], opened[1] if beside else None
 
     def judge(self, ctx: JudgeContext) -> Report:
         from delivery.report.comparison import Judge
@@ -295,25 +285,9 @@ class Compare:
 
         Raises Undecided `measurement-invalid` for an invalid measurement, which must not become a baseline.
         """
-        from delivery.bench.measured import Measured, snapshot
-        from delivery.report import compose
-        from delivery.report.comparison import place_of
-        from delivery.report.latencies import values_of
-        from delivery.report.load import check_baseline
+        from delivery.report.comparison_baseline import as_baseline
 
-        data = json.loads(report.file(MEASUREMENT).read_text("utf-8"))
-        measured = Measured.read(report.path, data)
-        check_baseline(measured, data.get("offered_rate"), self.foreign_limit, report.path)
-        taken = snapshot(
-            data,
-            measured.candidate,
-            values_of(measured.candidate.runs),
-            reason=reason,
-            commit=compose.commit_of(report),
-            recorded=compose.today(),
-            measurement=compose.measurement_of(report),
-        )
-        return place_of(model, data), taken
+        return as_baseline(model, report, reason, self.foreign_limit)
 
     def _workload(self) -> Workload:
         from delivery.bench import load_workload

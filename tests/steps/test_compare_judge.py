@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from delivery.artifact import Artifact, Kind, Manifest
+from delivery.bench.comparison import MEASUREMENT
 from delivery.bench.disturbance import Disturbance
 from delivery.bench.measured import Measured, Side, snapshot
 from delivery.bench.plan import offered_rate
@@ -17,10 +18,11 @@ from delivery.errors import BaselineError, UsageError
 from delivery.gate import RequestRecord, Verdict
 from delivery.gate import baseline as baselines
 from delivery.report import render
-from delivery.report.comparison import Judge, place_of
+from delivery.report.comparison import Judge
+from delivery.report.comparison_baseline import place_of
 from delivery.report.headline import headline
 from delivery.report.latencies import values_of
-from delivery.steps.compare import MEASUREMENT, Compare
+from delivery.steps.compare import Compare
 
 MEMORY = {
     "weights_bytes": 1e8,
@@ -415,11 +417,47 @@ def test_absolute_limits_hold_for_memory_too(judged):
     assert first.verdict is Verdict.FAIL
 
 
-@pytest.mark.parametrize("target", ["request_capacity", "weights_bytes"])
+def test_a_name_may_have_a_limit_and_a_target_and_both_hold(judged):
+    commit(judged, side())
+    narrow, wide = {"weights_bytes": {"max": 5e7}}, {"weights_bytes": {"max": 5e8}}
+    for gate in ({"limits": narrow, "slo": wide}, {"limits": wide, "slo": narrow}):
+        assert judged(side(50), gate=gate).verdict is Verdict.FAIL
+    assert judged(side(50), gate={"limits": wide, "slo": wide}).verdict is Verdict.PASS
+
+
+def test_a_bound_below_is_named_as_one(judged):
+    commit(judged, side())
+    bounds = {"weights_bytes": {"min": 5e8, "max": 9e9}, "ttft_p95_ms": {"min": 1000.0}}
+    report = judged(side(50), gate={"limits": bounds})
+    assert report.verdict is Verdict.FAIL
+    assert metric(report, "weights_bytes").limit == 5e8
+    assert "Weights is 95.37 MiB, target ≥ 476.8 MiB" in said(report)
+    assert "target ≥ 1,000 ms" in said(report)
+
+
+def test_a_limit_on_what_was_not_measured_says_that_it_has_no_effect(judged):
+    ours = side(none=True, runtime="vllm")
+    commit(judged, ours)
+    report = judged(ours, gate={"limits": {"weights_bytes": {"max": 1.0}, "kl_nats": 0.1}})
+    assert report.verdict is Verdict.PASS
+    assert "the limit weights_bytes has no effect here" in said(report)
+    assert "kl_nats" not in said(report)
+
+
+def test_memory_that_cannot_be_compared_with_the_last_release_is_told(judged):
+    commit(judged, side(), released=True, engine="rel")
+    commit(judged, side(20, kv_tokens=2048.0), engine="c1")
+    report = judged(side(40, kv_tokens=2048.0), engine="c2")
+    assert report.verdict is Verdict.PASS
+    assert "against the last release (cccccccccccc): pass" in said(report)
+    assert "against the last release (cccccccccccc): memory: the KV cache holds 2048 tokens" in said(report)
+
+
+@pytest.mark.parametrize("target", ["request_capacity", "weights_bytes", "memory_drift_ratio"])
 def test_a_target_that_was_not_measured_is_not_met(judged, target):
     """What an engine can sustain is not looked for in a closed loop, its memory not seen through a URL."""
     ours = side(none=True, runtime="vllm")
     commit(judged, ours)
-    report = judged(ours, gate={"slo": {target: {"min": 1.0}}})
+    report = judged(ours, gate={"slo": {target: {"min": 0.0}}})
     assert report.verdict is Verdict.INVALID
     assert f"the target {target} was not measured" in said(report)

@@ -9,7 +9,7 @@ from test_compare_judge import commit, judged, run, said, side
 from delivery.device import fingerprint
 from delivery.gate import Verdict
 from delivery.gate import baseline as baselines
-from delivery.report.comparison import place_of
+from delivery.report.comparison_baseline import place_of
 from delivery.steps.compare import Compare
 
 __all__ = ["judged"]
