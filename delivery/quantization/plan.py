@@ -189,7 +189,11 @@ def _decide(layer: Target, wishes: Wishes, sizes: GroupSizes, used: set[str]) ->
         return None, "left in floating point: it decides on experts, or on what a recurrence keeps"
     scheme = load_scheme(scheme_name)
     if scheme.storage.granularity == "block" and columns % BLOCK:
-        return None, f"left in floating point: blocks of {BLOCK} do not divide {columns} features"
+        # Loaders of all formats insist on it: the activations are quantised in blocks of the same size.
+        return None, (
+            f"left in floating point: blocks of {BLOCK} do not divide {columns} features;"
+            f" --recipe '{_pattern(name)}=fp8-dynamic' quantises it per channel"
+        )
     if not scheme.grouped:
         return Planned(scheme), ""
     wish = sizes.of(kind_of(name))
@@ -240,6 +244,11 @@ def _shape(part: Part, prefix: str, shape: Callable[[str], tuple[int, ...]]) -> 
     else:
         rows, columns = shape(f"{prefix}.weight")
     return (sum(map(len, part.rows)) if part.rows is not None else rows), columns
+
+
+def _pattern(name: str) -> str:
+    """A recipe pattern for this kind of layer, those of experts included."""
+    return f"*{name.rsplit('.', 1)[-1]}"
 
 
 def _layers(layers: list[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -352,9 +353,27 @@ def test_bad_options(settings: Any, message: str, model: Path, tmp_path: Path) -
 
 def test_blocks_that_do_not_divide_leave_a_layer_alone(odd: Path, tmp_path: Path) -> None:
     ctx = quantize(tmp_path, odd, scheme="fp8-block", format="auto")
-    assert "down_proj (layers 0 to 2): left in floating point: blocks of 128" in ctx.texts("info")
+    note = "down_proj (layers 0 to 2): left in floating point: blocks of 128 do not divide 96 features"
+    assert note in ctx.texts("info")
+    assert any(n.startswith(note) for n in json.loads((ctx.out / "layers.json").read_text())["notes"])
     assert not isinstance(Checkpoint.open(ctx.out).weight("model.layers.0.mlp.down_proj"), QTensor)
     assert distance(logits(ctx.out), logits(odd)) < 0.3
+
+
+def test_what_blocks_do_not_divide_can_be_quantised_per_channel(odd: Path, tmp_path: Path) -> None:
+    """As the note about such a layer says."""
+    plain = quantize(tmp_path / "plain", odd, scheme="fp8-block", format="compressed-tensors")
+    (hint,) = re.findall(r"down_proj.*--recipe '(.+)=(.+)'", plain.texts("info"))
+    mixed = quantize(
+        tmp_path / "mixed", odd, scheme="fp8-block", format="compressed-tensors", recipe="=".join(hint)
+    )
+    weight = Checkpoint.open(mixed.out).weight("model.layers.0.mlp.down_proj")
+    assert isinstance(weight, QTensor)
+    assert (weight.qdata.dtype, weight.scale.shape[1]) == (torch.float8_e4m3fn, 1)
+    assert "down_proj" not in mixed.texts("info")
+    blocks = Checkpoint.open(mixed.out).weight("model.layers.0.mlp.up_proj")
+    assert isinstance(blocks, QTensor)
+    assert blocks.block_size == 128
 
 
 def test_ranks_that_cut_a_layer_get_groups_that_fit(odd: Path, tmp_path: Path) -> None:
