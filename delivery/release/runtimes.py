@@ -38,26 +38,29 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`serves` is the kind of directory it loads; `args` may hold {model}, {port}, {max_len}, {kv_blocks}."""
+    """`serves` is the kind of directory it loads; `args` may hold {model}, {port}, {max_len}, {kv_blocks}.
+
+    The defaults are what other servers than ours have in common.
+    """
 
     kind: str
-    serves: str
     port: int
     command: tuple[str, ...]
     args: tuple[str, ...]
-    api_key_args: tuple[str, ...]
-    """Arguments that switch authentication on; `$(DELIVER_API_KEY)` is expanded by the kubelet."""
-    api_key_from_file: bool
-    insecure_args: tuple[str, ...]
-    """Arguments that a server needs before it listens on every address without a key."""
-    liveness_path: str
-    startup_path: str
-    """Answers 200 once the model is loaded."""
-    ready_path: str
-    """Answers 200 while the model is served, without a key; empty: /v1/models is asked for the model."""
-    drain_arg: str
-    """Option that takes the seconds which running requests get on SIGTERM; empty: it has none."""
     series: Series
+    serves: str = "checkpoint"
+    api_key_args: tuple[str, ...] = ("--api-key", "$(DELIVER_API_KEY)")
+    """Arguments that switch authentication on; `$(DELIVER_API_KEY)` is expanded by the kubelet."""
+    api_key_from_file: bool = False
+    insecure_args: tuple[str, ...] = ()
+    """Arguments that a server needs before it listens on every address without a key."""
+    liveness_path: str = "/health"
+    startup_path: str = "/health"
+    """Answers 200 once the model is loaded."""
+    ready_path: str = ""
+    """Answers 200 while the model is served, without a key; empty: /v1/models is asked for the model."""
+    drain_arg: str = ""
+    """Option that takes the seconds which running requests get on SIGTERM; empty: it has none."""
 
     def arguments(self, model: str, max_model_len: int | None, kv_blocks: int | None) -> list[str]:
         """The command line for a model name; session length in tokens and KV blocks where they are known."""
@@ -71,10 +74,54 @@ class Runtime:
         return [word for group in groups if "" not in group for word in group]
 
 
-RUNTIMES: dict[str, Runtime] = {
-    "deliver": Runtime(
+_OURS = Series(
+    waiting=ours.REQUESTS_WAITING,
+    running=ours.REQUESTS_RUNNING,
+    kv_usage=ours.KV_USAGE_RATIO,
+    generation_tokens=ours.GENERATION_TOKENS_TOTAL,
+    prompt_tokens=ours.PROMPT_TOKENS_TOTAL,
+    ttft_seconds=ours.TTFT_SECONDS,
+    inter_token_seconds=ours.INTER_TOKEN_SECONDS,
+    decode_seconds=ours.DECODE_STEP_SECONDS,
+    request_seconds=ours.REQUEST_SECONDS,
+    cancelled=ours.REQUESTS_CANCELLED_TOTAL,
+    preemptions=ours.PREEMPTIONS_TOTAL,
+)
+
+
+def _like_vllm(
+    kind: str,
+    *,
+    waiting: str = "num_requests_waiting",
+    running: str = "num_requests_running",
+    kv_usage: str = "kv_cache_usage_perc",
+    inter_token: str = "inter_token_latency_seconds",
+    cancelled: str = "",
+    preemptions: str = "",
+) -> Series:
+    """Series of a server that took over vLLM's names, with its own prefix and a few differences."""
+
+    def own(name: str) -> str:
+        return f"{kind}:{name}" if name else ""
+
+    return Series(
+        waiting=own(waiting),
+        running=own(running),
+        kv_usage=own(kv_usage),
+        generation_tokens=own("generation_tokens_total"),
+        prompt_tokens=own("prompt_tokens_total"),
+        ttft_seconds=own("time_to_first_token_seconds"),
+        inter_token_seconds=own(inter_token),
+        decode_seconds=own(inter_token),
+        request_seconds=own("e2e_request_latency_seconds"),
+        cancelled=own(cancelled),
+        preemptions=own(preemptions),
+    )
+
+
+_KNOWN = (
+    Runtime(
         kind="deliver",
-        serves="engine",
         port=23333,
         command=("deliver",),
         args=(
@@ -84,30 +131,17 @@ RUNTIMES: dict[str, Runtime] = {
             "--model-name {model}",
             "--cache-max-entry-count {kv_blocks}",
         ),
+        series=_OURS,
+        serves="engine",
         api_key_args=("--api-key-file", API_KEYS_FILE),
         api_key_from_file=True,
         insecure_args=("--allow-unauthenticated",),
-        liveness_path="/health",
         startup_path="/ready",
         ready_path="/ready",
         drain_arg="--drain-timeout",
-        series=Series(
-            waiting=ours.REQUESTS_WAITING,
-            running=ours.REQUESTS_RUNNING,
-            kv_usage=ours.KV_USAGE_RATIO,
-            generation_tokens=ours.GENERATION_TOKENS_TOTAL,
-            prompt_tokens=ours.PROMPT_TOKENS_TOTAL,
-            ttft_seconds=ours.TTFT_SECONDS,
-            inter_token_seconds=ours.INTER_TOKEN_SECONDS,
-            decode_seconds=ours.DECODE_STEP_SECONDS,
-            request_seconds=ours.REQUEST_SECONDS,
-            cancelled=ours.REQUESTS_CANCELLED_TOTAL,
-            preemptions=ours.PREEMPTIONS_TOTAL,
-        ),
     ),
-    "vllm": Runtime(
+    Runtime(
         kind="vllm",
-        serves="checkpoint",
         port=8000,
         command=("vllm", "serve"),
         args=(
@@ -117,29 +151,10 @@ RUNTIMES: dict[str, Runtime] = {
             "--served-model-name {model}",
             "--max-model-len {max_len}",
         ),
-        api_key_args=("--api-key", "$(DELIVER_API_KEY)"),
-        api_key_from_file=False,
-        insecure_args=(),
-        liveness_path="/health",
-        startup_path="/health",
-        ready_path="",
-        drain_arg="",
-        series=Series(
-            waiting="vllm:num_requests_waiting",
-            running="vllm:num_requests_running",
-            kv_usage="vllm:kv_cache_usage_perc",
-            generation_tokens="vllm:generation_tokens_total",
-            prompt_tokens="vllm:prompt_tokens_total",
-            ttft_seconds="vllm:time_to_first_token_seconds",
-            inter_token_seconds="vllm:inter_token_latency_seconds",
-            decode_seconds="vllm:inter_token_latency_seconds",
-            request_seconds="vllm:e2e_request_latency_seconds",
-            preemptions="vllm:num_preemptions_total",
-        ),
+        series=_like_vllm("vllm", preemptions="num_preemptions_total"),
     ),
-    "lmdeploy": Runtime(
+    Runtime(
         kind="lmdeploy",
-        serves="checkpoint",
         port=23333,
         command=("lmdeploy", "serve", "api_server"),
         args=(
@@ -149,28 +164,13 @@ RUNTIMES: dict[str, Runtime] = {
             "--model-name {model}",
             "--session-len {max_len}",
         ),
-        api_key_args=("--api-keys", "$(DELIVER_API_KEY)"),
-        api_key_from_file=False,
-        insecure_args=(),
-        liveness_path="/health",
-        startup_path="/health",
-        ready_path="",
-        drain_arg="",
-        series=Series(
-            waiting="lmdeploy:num_requests_waiting",
-            running="lmdeploy:num_requests_running",
-            kv_usage="lmdeploy:gpu_cache_usage_perc",
-            generation_tokens="lmdeploy:generation_tokens_total",
-            prompt_tokens="lmdeploy:prompt_tokens_total",
-            ttft_seconds="lmdeploy:time_to_first_token_seconds",
-            inter_token_seconds="lmdeploy:time_per_output_token_seconds",
-            decode_seconds="lmdeploy:time_per_output_token_seconds",
-            request_seconds="lmdeploy:e2e_request_latency_seconds",
+        series=_like_vllm(
+            "lmdeploy", kv_usage="gpu_cache_usage_perc", inter_token="time_per_output_token_seconds"
         ),
+        api_key_args=("--api-keys", "$(DELIVER_API_KEY)"),
     ),
-    "sglang": Runtime(
+    Runtime(
         kind="sglang",
-        serves="checkpoint",
         port=30000,
         command=("python3", "-m", "sglang.launch_server"),
         args=(
@@ -181,27 +181,16 @@ RUNTIMES: dict[str, Runtime] = {
             "--context-length {max_len}",
             "--enable-metrics",
         ),
-        api_key_args=("--api-key", "$(DELIVER_API_KEY)"),
-        api_key_from_file=False,
-        insecure_args=(),
-        liveness_path="/health",
-        startup_path="/health",
-        ready_path="",
-        drain_arg="",
-        series=Series(
-            waiting="sglang:num_queue_reqs",
-            running="sglang:num_running_reqs",
-            kv_usage="sglang:token_usage",
-            generation_tokens="sglang:generation_tokens_total",
-            prompt_tokens="sglang:prompt_tokens_total",
-            ttft_seconds="sglang:time_to_first_token_seconds",
-            inter_token_seconds="sglang:inter_token_latency_seconds",
-            decode_seconds="sglang:inter_token_latency_seconds",
-            request_seconds="sglang:e2e_request_latency_seconds",
-            cancelled="sglang:num_aborted_requests_total",
+        series=_like_vllm(
+            "sglang",
+            waiting="num_queue_reqs",
+            running="num_running_reqs",
+            kv_usage="token_usage",
+            cancelled="num_aborted_requests_total",
         ),
     ),
-}
+)
+RUNTIMES: dict[str, Runtime] = {known.kind: known for known in _KNOWN}
 
 
 def runtime(kind: str) -> Runtime:

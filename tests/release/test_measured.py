@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from delivery.errors import DataError
 from delivery.gate.report import Metric, Report, Verdict
 from delivery.release.facts import EngineFacts
 from delivery.release.measured import Measured
-from delivery.release.runtimes import runtime
+from delivery.release.runtimes import RUNTIMES, runtime
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -89,6 +90,15 @@ def test_arguments_of_other_runtimes() -> None:
         "2048",
     ]
     assert "--max-model-len" not in runtime("vllm").arguments("m", None, None)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RUNTIMES if kind != "deliver"])
+def test_series_are_those_of_the_runtime_itself(kind: str) -> None:
+    made = runtime(kind)
+    assert made.kind == kind
+    names = [name for name in asdict(made.series).values() if name]
+    assert len(names) >= 9
+    assert all(name.startswith(f"{kind}:") for name in names)
 
 
 def test_the_bundled_server_knows_every_option_that_a_chart_gives_it() -> None:
