@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -224,18 +225,19 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
 def _dump(data: Mapping[str, Any]) -> str:
     """Indented JSON with one request per line, so that a diff of a baseline can be read."""
     runs: list[str] = []
+    mark = secrets.token_hex(16)  # in no text of the baseline, whatever its reason or its settings say
 
     def fold(snapshot: dict[str, Any] | None) -> None:
         for number, run in enumerate(snapshot["runs"] if snapshot else ()):
             assert snapshot is not None
             rows = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in run)
             runs.append(f"[\n{rows}\n   ]")
-            snapshot["runs"][number] = f"@run{len(runs) - 1}@"
+            snapshot["runs"][number] = f"{mark}-{len(runs) - 1}"
 
     copied = json.loads(json.dumps(data, allow_nan=False))
     fold(copied["current"])
     fold(copied["anchor"])
     text = json.dumps(copied, indent=1, ensure_ascii=False, allow_nan=False)
     for number, block in enumerate(runs):
-        text = text.replace(f'"@run{number}@"', block)
+        text = text.replace(f'"{mark}-{number}"', block)
     return text + "\n"

@@ -18,7 +18,7 @@ from delivery.gate.report import Metric, Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_INFINITE = 1e300
+INFINITE = 1e300
 """Written for a value that is not finite: JSON has no infinity."""
 
 
@@ -35,10 +35,11 @@ class Bound:
             return False
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
-    @property
-    def shown(self) -> float | None:
-        """The number to show next to the value."""
-        return self.high if self.high is not None else self.low
+    def beside(self, value: float) -> float | None:
+        """The number to show next to the value: the side that it left, else the upper one."""
+        if self.low is not None and (self.high is None or value < self.low):
+            return self.low
+        return self.high
 
 
 def parse_target(name: str, value: Any, *, under_load: bool) -> Bound:
@@ -100,13 +101,13 @@ def judge(name: str, value: float, limits: Mapping[str, Any]) -> Metric:
     A value that is not finite fails, limit or not.
     """
     about = definition(name)
-    finite = value if math.isfinite(value) else _INFINITE
+    finite = value if math.isfinite(value) else INFINITE
     made = Metric(name=name, value=finite, unit=about.unit, direction=about.direction)
     bound = bound_for(limits, name)
     if bound is None:
         return made if math.isfinite(value) else replace(made, status=Verdict.FAIL.value)
     status = Verdict.PASS if bound.allows(value) else Verdict.FAIL
-    return replace(made, limit=bound.shown, status=status.value)
+    return replace(made, limit=bound.beside(finite), status=status.value)
 
 
 def _bad(name: str, why: str, hint: str) -> UsageError:

@@ -86,8 +86,8 @@ class Gate(_Section):
         default_factory=dict,
         description="Metric → limit, in the direction in which the metric worsens.",
     )
-    slo: dict[str, float] = Field(
-        default_factory=dict, description="Absolute targets: throughput, TTFT, memory drift."
+    slo: dict[str, float | Bounds] = Field(
+        default_factory=dict, description="Absolute targets under load: throughput, TTFT, memory drift."
     )
     missing_baseline: Literal["bootstrap", "fail"] | None = Field(
         default=None,

@@ -126,7 +126,7 @@ def error_of(stage_id: str, report: Report) -> DeliverError | None:
     if report.verdict.releases:
         return None
     subject = short(report.subject)
-    hint = f"deliver inspect {subject} --report {stage_id}"
+    hint = f"deliver inspect {subject} --report {report.check}"
     if report.verdict == Verdict.FAIL:
         return GateFailed(
             "gate-failed", f"{stage_id} rejected {subject}", why=_why(report, Verdict.FAIL), hint=hint

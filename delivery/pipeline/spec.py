@@ -18,7 +18,7 @@ from delivery.pipeline.source import read_yaml
 from delivery.pipeline.values import check_field, error_code
 from delivery.pipeline.wiring import Node, Source, wire
 from delivery.steps import CATALOG
-from delivery.steps.step import fields_of
+from delivery.steps.step import fields_of, is_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ def load_pipeline(
     if overrides:
         apply_overrides(document, parsed, overrides, steps)
         parsed = _validated(document)
-    _check_gate(parsed, document)
+    _check_gate(parsed, document, steps)
     chosen = parsed.model_copy(update={"model": model}) if model else parsed
     return Pipeline(
         name=str(path),
@@ -118,7 +118,7 @@ def read_gate(path: Path) -> dict[str, Json]:
     """
     document = read_yaml(path)
     parsed = _validated(document)
-    _check_gate(parsed, document)
+    _check_gate(parsed, document, CATALOG)
     return gate_json(parsed.gate)
 
 
@@ -143,7 +143,7 @@ def _validated(document: Document) -> PipelineFile:
         raise file_error(error, document) from error
 
 
-def _check_gate(parsed: PipelineFile, document: Document) -> None:
+def _check_gate(parsed: PipelineFile, document: Document, steps: Mapping[str, type[Any]]) -> None:
     """Check names of metrics and the syntax of limits and waivers with the gate's own parsers."""
     from delivery.gate.limits import parse_target
     from delivery.gate.metrics import latency_kind
@@ -158,6 +158,11 @@ def _check_gate(parsed: PipelineFile, document: Document) -> None:
             for n, v in gate[part].items()
         ),
         *((("gate", "waivers", i), partial(parse, w)) for i, w in enumerate(gate["waivers"])),
+        *(
+            (("gate", "waivers", i, "check"), partial(_known_check, w["check"], steps))
+            for i, w in enumerate(gate["waivers"])
+            if w["check"]
+        ),
     ]
     for place, check in checks:
         try:
@@ -166,6 +171,18 @@ def _check_gate(parsed: PipelineFile, document: Document) -> None:
             raise UsageError(
                 error.code, f"{document.where(place)}: {error.what}", why=error.why, hint=error.hint
             ) from error
+
+
+def _known_check(name: str, steps: Mapping[str, type[Any]]) -> None:
+    """A waiver of a check that does not exist would be without effect. Raises UsageError `unknown-check`."""
+    checks = [known for known, step in steps.items() if is_check(step)]
+    if name not in checks:
+        raise UsageError(
+            "unknown-check",
+            f"the waiver is for {name!r}, which is not a check",
+            why=f"the checks are {', '.join(checks)}",
+            hint=did_you_mean(name, checks),
+        )
 
 
 def _stages(parsed: PipelineFile, document: Document, steps: Mapping[str, type[Any]]) -> tuple[Stage, ...]:

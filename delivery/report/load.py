@@ -111,6 +111,11 @@ def not_seen(name: str) -> str:
     return f"the target {name} was not measured: an open loop, or an engine and not a URL, would show it"
 
 
+def no_effect(name: str) -> str:
+    """What to say of a limit that this measurement has no number for; another check may have one."""
+    return f"the limit {name} has no effect here: it was not measured"
+
+
 def _turned_away(side: Side) -> list[Metric]:
     """The share of requests that the candidate turned away, as a failure; nothing when there are none."""
     asked = sum(map(len, side.runs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delivery.errors import UsageError
+from delivery.gate.limits import INFINITE
 from delivery.gate.metrics import definition
 
 if TYPE_CHECKING:
@@ -69,12 +70,18 @@ def change(metric: Metric) -> str:
 
 def limit(metric: Metric) -> str:
     """The limit with the sign that a person expects of it."""
-    if metric.limit is None:
-        return ""
-    sign = {"lower": "≤ ", "higher": "≥ ", "both": ""}[metric.direction]
+    return "" if metric.limit is None else _sign(metric, metric.limit) + amount(metric.limit, metric.unit)
+
+
+def _sign(metric: Metric, limit: float) -> str:
+    """≤ or ≥: a bound can be on either side of any metric, and the verdict tells on which."""
+    bad = metric.status in ("fail", "waived")
+    judged_alone = metric.status == "pass" and metric.baseline is None
+    if (bad or judged_alone) and metric.value != limit and abs(metric.value) < INFINITE:
+        return "≤ " if (metric.value < limit) != bad else "≥ "
     if metric.direction == "both" and metric.baseline is not None:
-        sign = "≤ " if metric.limit > metric.baseline else "≥ "  # the side that the value left, or would
-    return sign + amount(metric.limit, metric.unit)
+        return "≤ " if limit > metric.baseline else "≥ "  # the side that the value left, or would
+    return "≥ " if metric.direction == "higher" else "≤ "
 
 
 def short(digest: str) -> str:
@@ -91,4 +98,4 @@ def _excess(metric: Metric) -> float:
     if not metric.limit:
         return abs(metric.value)
     over = metric.value / metric.limit
-    return 1 / over if metric.direction == "higher" and over else over
+    return 1 / over if metric.value < metric.limit and over > 0 else over

@@ -24,6 +24,7 @@ from delivery.gate.limits import judge, parse_bound
 from delivery.gate.report import Metric
 from delivery.gate.selftest import self_test
 from delivery.gate.summary import summarize
+from delivery.report import words
 
 MEMORY = {"weights_bytes": 1e8, "peak_bytes": 5e7, "kv_tokens": 4096}
 
@@ -55,6 +56,29 @@ def test_a_metric_per_corpus_is_known_by_its_name():
     assert metrics.definition("english_source_perplexity").name == "source_perplexity"
     with pytest.raises(UsageError, match="no metric 'perplexityy'"):
         metrics.definition("perplexityy")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound", "shown", "text"),
+    [
+        ("weights_bytes", 50.0, {"min": 100, "max": 200}, 100.0, "≥ 100 B"),
+        ("weights_bytes", 250.0, {"min": 100, "max": 200}, 200.0, "≤ 200 B"),
+        ("weights_bytes", 150.0, {"min": 100, "max": 200}, 200.0, "≤ 200 B"),
+        ("weights_bytes", 150.0, {"min": 100}, 100.0, "≥ 100 B"),
+        ("perplexity", 2.0, {"min": 3}, 3.0, "≥ 3 ppl"),
+        ("perplexity", 5.0, {"min": 3}, 3.0, "≥ 3 ppl"),
+        ("perplexity", 5.0, 4, 4.0, "≤ 4 ppl"),
+        ("perplexity", float("nan"), 4, 4.0, "≤ 4 ppl"),
+        ("bleu4_ratio", 0.9, {"max": 0.8}, 0.8, "≤ 80 %"),
+        ("bleu4_ratio", 0.5, 0.8, 0.8, "≥ 80 %"),
+        ("bleu4_ratio", float("nan"), 0.8, 0.8, "≥ 80 %"),
+        ("bleu4_ratio", 0.8, 0.8, 0.8, "≥ 80 %"),
+    ],
+)
+def test_the_bound_that_is_shown_is_the_one_that_was_left(name, value, bound, shown, text):
+    metric = judge(name, value, {name: bound})
+    assert metric.limit == shown
+    assert words.limit(metric) == text
 
 
 def test_limits_follow_the_direction_and_prefer_the_corpus():
@@ -157,6 +181,15 @@ def test_a_baseline_survives_its_file(tmp_path):
     assert again.bootstrapped
     assert again.current.runs[1][3].last_token_s == pytest.approx(RUNS[1][3].last_token_s, abs=1e-6)
     assert sum(line.startswith('    ["r') for line in path.read_text().splitlines()) == 5 * 130
+
+
+def test_a_reason_is_a_text_whatever_it_says(tmp_path):
+    made = first_baseline()
+    made = replace(made, current=replace(made.current, reason="@run0@", settings={"x": ["@run0@", '"']}))
+    baselines.write(tmp_path / "b.json", made)
+    read = baselines.read(tmp_path / "b.json")
+    assert (read.current.reason, read.current.settings) == (made.current.reason, made.current.settings)
+    assert len(read.current.runs) == len(made.current.runs)
 
 
 def test_small_steps_do_not_move_the_anchor():

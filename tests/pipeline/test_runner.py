@@ -173,6 +173,14 @@ def test_an_invalid_measurement_is_no_pass_and_is_made_again(go, trace, store, p
     assert "measuring again" in said.getvalue()
 
 
+def test_the_hint_of_a_failed_gate_finds_the_report_of_a_stage_with_another_name(go):
+    text = fake_steps.PIPELINE.replace("- uses: probe", "- {id: speed, uses: probe}")
+    assert text != fake_steps.PIPELINE
+    result = go("gate.limits.ttft_p95_ms=5", text=text)
+    assert result.error.what.startswith("speed rejected")
+    assert result.error.hint.endswith("--report probe")
+
+
 WAIVED = fake_steps.PIPELINE.replace(
     "limits: {ttft_p95_ms: 20}",
     "limits: {ttft_p95_ms: 5}\n"

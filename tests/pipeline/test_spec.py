@@ -89,6 +89,8 @@ WAIVER = "{metric: ttft_p95_ms, owner: me, reason: known, expires: 2030-01-31}"
         ("owner: me, ", "", "gate.waivers.0.owner' is missing"),
         ("owner", "ownr", "did you mean 'owner'"),
         ("ttft_p95_ms", "ttft", "there is no metric 'ttft'"),
+        ("owner", "check: prob, owner", "the waiver is for 'prob', which is not a check"),
+        ("owner", "check: make, owner", "'make', which is not a check.*the checks are probe"),
     ],
 )
 def test_waivers_are_checked(pipeline_file, old, new, words):
@@ -96,6 +98,13 @@ def test_waivers_are_checked(pipeline_file, old, new, words):
     assert load(pipeline_file, text=text).gate["waivers"][0]["expires"] == "2030-01-31"
     with pytest.raises(UsageError, match=f"(?s:{words})"):
         load(pipeline_file, text=text.replace(old, new))
+
+
+def test_a_waiver_of_a_check_and_a_target_with_two_sides_are_kept(pipeline_file):
+    text = HEAD + f"gate:\n  slo: {{weights_bytes: {{min: 1, max: 2}}}}\n  waivers:\n    - {WAIVER}\n"
+    gate = load(pipeline_file, text=text.replace("owner", "check: probe, owner")).gate
+    assert gate["waivers"][0]["check"] == "probe"
+    assert gate["slo"] == {"weights_bytes": {"min": 1.0, "max": 2.0}}
 
 
 def test_release_section_gives_parameters_to_the_step_that_makes_it(pipeline_file):

@@ -220,7 +220,7 @@ def test_memory_shows_the_limit_on_the_side_that_it_left():
     more = Metric("weights_bytes", 124 * 2**20, "bytes", "both", 105 * 2**20, "fail", 95 * 2**20)
     assert limit(more) == "≤ 105 MiB"
     assert limit(replace(more, value=80 * 2**20, limit=86 * 2**20)) == "≥ 86 MiB"
-    assert limit(replace(more, baseline=None)) == "105 MiB"
+    assert limit(replace(more, baseline=None)) == "≤ 105 MiB"
     report = replace(failed(), metrics=(more,), details={**failed().details, "facts": FACTS})
     top = headline(report)
     assert top.worse[0].how_sure == "counted, not sampled"
