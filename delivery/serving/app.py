@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ log = logging.getLogger("delivery.serving")
 UPLOAD_LIMIT_BYTES = 20 * 1024 * 1024
 _PAGES = Path(__file__).parent / "pages"
 _CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'"
+_KIND = re.compile(r"str|int|(list|constrained-\w+)(\[.*\])?")
+"""How pydantic names the members of a union in the place of an error."""
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -125,9 +128,7 @@ async def _parse(request: Request, kind: type[R]) -> R:
     try:
         parsed = kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        where, message = _first_fault(error)
         raise Problem(
             400, "invalid_value", f"{where}: {message}" if where else message, param=where or None
         ) from error
@@ -136,6 +137,19 @@ async def _parse(request: Request, kind: type[R]) -> R:
         message = f"model {named!r} is not served here; this is {state.settings.model_name!r}"
         raise Problem(404, "model_not_found", message, param="model")
     return parsed
+
+
+def _first_fault(error: ValidationError) -> tuple[str, str]:
+    """Where the first wrong value is ("" for the whole) and what is wrong with it.
+
+    Of a value that may be of several kinds there is an error for each kind that it is not: what is said of
+    the kind that it is goes first. The name of a kind is no part of the place.
+    """
+    errors = error.errors(include_url=False)
+    own = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
+    first = next((e for e in own if not e["type"].endswith("_type")), own[0])
+    where = ".".join(str(part) for part in first["loc"] if not _KIND.fullmatch(str(part)))
+    return where, first["msg"].removeprefix("Value error, ")
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
@@ -184,7 +198,7 @@ def _add_api_routes(app: FastAPI) -> None:
         }
         return {"object": "list", "data": [entry]}
 
-    @app.get("/v1/models/{model}")
+    @app.get("/v1/models/{model:path}")
     async def model(request: Request, model: str, caller: Caller) -> dict[str, Any]:
         """One model by its id."""
         listed = await models(request, caller)
@@ -260,7 +274,7 @@ async def _on_problem(request: Request, problem: Exception) -> JSONResponse:
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     problem = Problem(error.status_code, "http_error", str(error.detail))
-    return JSONResponse(problem.to_json(), status_code=error.status_code)
+    return JSONResponse(problem.to_json(), status_code=error.status_code, headers=error.headers)
 
 
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:

@@ -117,7 +117,15 @@ def read_keys(path: Path) -> dict[str, bytes]:
     keys = {}
     for number, line in enumerate((line for line in lines if line), 1):
         name, _, key = line.rpartition(":")
-        keys[name or f"key-{number}"] = hashlib.sha256(key.encode()).digest()
+        name = name.strip() or f"key-{number}"
+        if not key.strip() or name in keys:
+            raise UsageError(
+                "api-keys-unreadable",
+                f"{path}: entry {number} cannot be used",
+                why=f"the name {name!r} occurs twice" if name in keys else f"{name!r} has no key",
+                hint="one `name:key` a line, with a name of its own for each key",
+            )
+        keys[name] = hashlib.sha256(key.strip().encode()).digest()
     if not keys:
         raise UsageError(
             "api-keys-unreadable",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from delivery.errors import DeliverError
-from delivery.serving.generation import Choice, Generator, for_choices, usage
+from delivery.serving.generation import Choice, Generator, for_choices, head, usage
 from delivery.serving.problem import Problem
 from delivery.serving.streaming import event_stream, first_item, unless_disconnected
 from delivery.serving.tool_calls import split_tool_calls
@@ -37,20 +35,15 @@ async def _chat(
 ) -> Response | dict[str, Any]:
     prompt = await asyncio.to_thread(_render, generator, request)
     samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
-    head = {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion.chunk" if request.stream else "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-    }
+    start = head("chatcmpl", f"chat.completion{'.chunk' if request.stream else ''}", model, request)
     if request.stream:
-        chunks = _chunks(generator, request, prompt, samplings, head, admission)
+        chunks = _chunks(generator, request, prompt, samplings, start, admission)
         return event_stream(await unless_disconnected(http, first_item(chunks)))
     runs = [(prompt, sampling) for sampling in samplings]
     finished = await unless_disconnected(http, generator.collect_all(runs, admission))
     choices = [_choice(generator, request, index, choice) for index, choice in enumerate(finished)]
     generated = sum(len(choice.token_ids) for choice in finished)
-    return {**head, "choices": choices, "usage": usage(len(prompt), generated)}
+    return {**start, "choices": choices, "usage": usage(len(prompt), generated)}
 
 
 def _render(generator: Generator, request: ChatRequest) -> list[int]:
@@ -79,12 +72,12 @@ async def _chunks(
     request: ChatRequest,
     prompt: list[int],
     samplings: list[SamplingParams],
-    head: dict[str, Any],
+    start: dict[str, Any],
     admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     if request.offered_tools:
         # Whether text is a tool call is known only at its end, so such a reply comes in one piece.
-        async for chunk in _whole_choices(generator, request, prompt, samplings, head, admission):
+        async for chunk in _whole_choices(generator, request, prompt, samplings, start, admission):
             yield chunk
         return
     started: set[int] = set()
@@ -92,13 +85,13 @@ async def _chunks(
     async for index, output in generator.merge([(prompt, s) for s in samplings], admission):
         if index not in started:
             started.add(index)
-            yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
+            yield {**start, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
         generated += len(output.new_token_ids)
         logprobs = {"content": _logprobs(generator, output.logprobs or [])} if request.logprobs else None
         delta = {"content": output.new_text} if output.new_text or output.finish_reason is None else {}
-        yield {**head, "choices": [_delta(index, delta, output.finish_reason, logprobs)]}
+        yield {**start, "choices": [_delta(index, delta, output.finish_reason, logprobs)]}
     if request.include_usage:
-        yield {**head, "choices": [], "usage": usage(len(prompt), generated)}
+        yield {**start, "choices": [], "usage": usage(len(prompt), generated)}
 
 
 async def _whole_choices(
@@ -106,7 +99,7 @@ async def _whole_choices(
     request: ChatRequest,
     prompt: list[int],
     samplings: list[SamplingParams],
-    head: dict[str, Any],
+    start: dict[str, Any],
     admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     finished = await generator.collect_all([(prompt, s) for s in samplings], admission)
@@ -115,9 +108,9 @@ async def _whole_choices(
         delta = {"role": "assistant", "content": choice["message"]["content"]}
         if calls := choice["message"].get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        yield {**head, "choices": [_delta(index, delta, choice["finish_reason"], choice["logprobs"])]}
+        yield {**start, "choices": [_delta(index, delta, choice["finish_reason"], choice["logprobs"])]}
     if request.include_usage:
-        yield {**head, "choices": [], "usage": usage(len(prompt), sum(len(c.token_ids) for c in finished))}
+        yield {**start, "choices": [], "usage": usage(len(prompt), sum(len(c.token_ids) for c in finished))}
 
 
 def _delta(index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
-from delivery.serving.generation import Generator, for_choices, usage
+from delivery.serving.generation import Generator, for_choices, head, usage
 from delivery.serving.streaming import event_stream, first_item, unless_disconnected
 
 if TYPE_CHECKING:
@@ -43,14 +41,9 @@ async def _complete(
         for prompt in prompts
         for sampling in for_choices(generator.sampling(request, len(prompt)), request.n)
     ]
-    head = {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-    }
+    start = head("cmpl", "text_completion", model, request)
     if request.stream:
-        chunks = _chunks(generator, request, runs, head, admission)
+        chunks = _chunks(generator, request, runs, start, admission)
         return event_stream(await unless_disconnected(http, first_item(chunks)))
     finished = await unless_disconnected(http, generator.collect_all(runs, admission))
     choices = []
@@ -65,7 +58,7 @@ async def _complete(
             }
         )
     generated = sum(len(choice.token_ids) for choice in finished)
-    return {**head, "choices": choices, "usage": usage(sum(map(len, prompts)), generated)}
+    return {**start, "choices": choices, "usage": usage(sum(map(len, prompts)), generated)}
 
 
 def _encode(generator: Generator, request: CompletionRequest) -> list[list[int]]:
@@ -76,7 +69,7 @@ async def _chunks(
     generator: Generator,
     request: CompletionRequest,
     runs: list[tuple[list[int], SamplingParams]],
-    head: dict[str, Any],
+    start: dict[str, Any],
     admission: Admission,
 ) -> AsyncIterator[dict[str, Any]]:
     generated = 0
@@ -90,10 +83,10 @@ async def _chunks(
             "finish_reason": output.finish_reason,
             "logprobs": logprobs[index].of(output.logprobs or []) if asked else None,
         }
-        yield {**head, "choices": [choice]}
+        yield {**start, "choices": [choice]}
     if request.include_usage:
         prompt_tokens = sum(len(prompt) for prompt, _ in runs[:: request.n])
-        yield {**head, "choices": [], "usage": usage(prompt_tokens, generated)}
+        yield {**start, "choices": [], "usage": usage(prompt_tokens, generated)}
 
 
 class _Logprobs:
@@ -116,9 +109,14 @@ class _Logprobs:
         return {
             "tokens": [self._text(entry.token_id) for entry in found],
             "token_logprobs": [entry.logprob for entry in found],
-            "top_logprobs": [{self._text(token): value for token, value in entry.top} for entry in found],
+            "top_logprobs": [self._top(entry) for entry in found],
             "text_offset": [self._advance(entry.token_id) for entry in found],
         }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens, and the chosen one where it is none of them."""
+        top = {self._text(token): value for token, value in entry.top}
+        return top | {self._text(entry.token_id): entry.logprob}
 
     def _text(self, token_id: int) -> str:
         content = self._tokenizer.token_bytes(token_id)

@@ -102,6 +102,11 @@ class EngineClient:
             if not finished and self.failure is None:
                 self._send(Abort(request_id))
 
+    def end_streams(self, error: DeliverError) -> None:
+        """End every request with an error; the engine is not told."""
+        for request_id in list(self._streams):
+            self._deliver(request_id, error)
+
     async def close(self) -> None:
         """End the process: asked first, then by force."""
         self._closing = True
@@ -145,8 +150,7 @@ class EngineClient:
             case Failed() if not self._closing:
                 self.failure = self.failure or message.error
                 self._loaded.set()
-                for request_id in list(self._streams):
-                    self._deliver(request_id, self.failure)
+                self.end_streams(self.failure)
 
     def _deliver(self, request_id: str, item: RequestOutput | DeliverError) -> None:
         if arrivals := self._streams.get(request_id):

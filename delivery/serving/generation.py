@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,9 @@ class Generator:
     def admitted(self, count: int, priority: int) -> Iterator[Admission]:
         """Refuse with 429 when too many requests wait; else keep places for these until they begin."""
         self.check_engine()
+        most = self.max_queue + (self.engine.stats.max_num_seqs if self.engine.stats else 0)
+        if count > most:
+            raise Problem(400, "invalid_value", f"{count} outputs were asked for, this server takes {most}")
         if self.engine.waiting_after(count) > self.max_queue:
             waiting = self.engine.waiting_after(0)
             raise Problem(
@@ -190,6 +194,20 @@ class Generator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def head(kind: str, object_name: str, model: str, request: CompletionRequest | ChatRequest) -> dict[str, Any]:
+    """What every reply or chunk of one request begins with. kind: prefix of its id, as OpenAI's API has it.
+
+    A stream that ends with token counts has `usage: null` until then.
+    """
+    made: dict[str, Any] = {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "object": object_name,
+        "created": int(time.time()),
+        "model": model,
+    }
+    return made | {"usage": None} if request.stream and request.include_usage else made
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

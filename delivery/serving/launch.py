@@ -27,6 +27,8 @@ log = logging.getLogger("delivery.serving")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _KEEP_ALIVE_S = 75
 _DRAIN_POLL_S = 0.1
+_LAST_WORDS_S = 2
+"""How long clients may take, after the drain, to read what has been sent to them."""
 
 
 def configure_logging(level: str, log_file: Path | None, max_bytes: int, files: int) -> None:
@@ -65,7 +67,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(settings: Settings, tokenizer: Tokenizer, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; then drain: not ready any more, running requests finish.
+    """Serve until SIGTERM or SIGINT; then drain: not ready any more, running requests finish, and those that
+    have not by the end of the drain timeout end with an error.
 
     Raises the DeliverError that kept the engine from loading.
     """
@@ -75,7 +78,6 @@ def serve(settings: Settings, tokenizer: Tokenizer, listener: socket.socket) -> 
         log_config=None,
         access_log=logging.getLogger().isEnabledFor(logging.DEBUG),
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         server_header=False,
     )
     try:
@@ -109,10 +111,23 @@ async def _serve(server: Any, app: FastAPI, settings: Settings, listener: socket
     while state.engine.in_flight and state.engine.failure is None and loop.time() < deadline:
         await asyncio.sleep(_DRAIN_POLL_S)
     watch.cancel()
+    if state.engine.in_flight and state.engine.failure is None:
+        log.warning("%d requests ended at the drain timeout", state.engine.in_flight)
+        state.engine.end_streams(_cut_short(settings.drain_timeout_s))
+    server.config.timeout_graceful_shutdown = _LAST_WORDS_S
     server.should_exit = True
     await serving
     if state.engine.failure is not None:
         raise state.engine.failure
+
+
+def _cut_short(drain_timeout_s: float) -> EnvironmentLacking:
+    return EnvironmentLacking(
+        "server-stopped",
+        "the server is shutting down",
+        why=f"the request did not end within {drain_timeout_s:g} s",
+        hint="--drain-timeout SECONDS",
+    )
 
 
 async def _until_failure(state: State, stop: asyncio.Event) -> None:

@@ -8,10 +8,12 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from delivery.serving.problem import Problem
+from starlette.requests import ClientDisconnect
+
+from delivery.serving.problem import CLIENT_CLOSED_REQUEST, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from starlette.requests import Request
 
@@ -44,17 +46,23 @@ class RateLimiter:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, refused with 413 as soon as it passes the limit (declared or counted)."""
+    """The body, refused with 413 as soon as it passes the limit (declared or counted).
+
+    Raises Problem with status 499 when the client leaves before its end.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(int(declared), limit_bytes)
     parts: list[bytes] = []
     size_bytes = 0
-    async for chunk in request.stream():
-        size_bytes += len(chunk)
-        if size_bytes > limit_bytes:
-            raise _too_large(size_bytes, limit_bytes)
-        parts.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size_bytes += len(chunk)
+            if size_bytes > limit_bytes:
+                raise _too_large(size_bytes, limit_bytes)
+            parts.append(chunk)
+    except ClientDisconnect as error:
+        raise Problem(CLIENT_CLOSED_REQUEST, "client_closed_request", "the client went away") from error
     return b"".join(parts)
 
 
@@ -84,13 +92,13 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 def _check_escapes(data: dict[str, Any]) -> None:
     """Escapes can spell what raw bytes cannot: NUL, and halves of a surrogate pair."""
-    plain = json.dumps(data, ensure_ascii=False)
-    if "\\u0000" in plain:
-        raise Problem(400, "control_byte", "a string holds the NUL character")
-    try:
-        plain.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise Problem(400, "lone_surrogate", "a string holds half of a surrogate pair") from error
+    for text in _texts(data):
+        if "\0" in text:
+            raise Problem(400, "control_byte", "a string holds the NUL character")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Problem(400, "lone_surrogate", "a string holds half of a surrogate pair") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -102,10 +110,23 @@ def _too_large(size_bytes: int, limit_bytes: int) -> Problem:
 
 
 def _depth(value: object) -> int:
-    deepest, stack = 0, [(value, 1)]
+    return max(level for _, level in _parts(value))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every string in JSON data, names included."""
+    for item, _ in _parts(value):
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            yield from item
+
+
+def _parts(value: object) -> Iterator[tuple[object, int]]:
+    """JSON data and all that is in it, with the level where it stands; the whole is at 1."""
+    stack = [(value, 1)]
     while stack:
         item, level = stack.pop()
-        deepest = max(deepest, level)
+        yield item, level
         children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
         stack.extend((child, level + 1) for child in children)
-    return deepest

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a request whose client left; nobody reads it but logs and metrics."""
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",

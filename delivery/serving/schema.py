@@ -6,6 +6,7 @@ accepted; an unknown field, or a known one with a value that cannot be honoured,
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -127,6 +128,13 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_says_nothing(cls, data: Any) -> Any:
+        """Clients send back the messages they got, with `function_call: null` and the like."""
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
@@ -141,12 +149,26 @@ class Message(BaseModel):
             text = "".join(part.text for part in self.content)
         message: dict[str, Any] = {"role": self.role, "content": text or ""}
         if self.tool_calls:
-            message["tool_calls"] = self.tool_calls
+            message["tool_calls"] = [_with_object(call) for call in self.tool_calls]
         if self.tool_call_id:
             message["tool_call_id"] = self.tool_call_id
         if self.name:
             message["name"] = self.name
         return message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object, which templates write as JSON; a string in the API."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class Tool(BaseModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import StreamingResponse
 
-from delivery.serving.problem import Problem
+from delivery.serving.problem import CLIENT_CLOSED_REQUEST, Problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S = 0.1
-CLIENT_CLOSED_REQUEST = 499
 
 
 def event_stream(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:

@@ -33,7 +33,7 @@ def split_tool_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
 def _parse(body: str) -> list[dict[str, Any]] | None:
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     entries = data if isinstance(data, list) else [data]
     if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in entries):

@@ -44,6 +44,17 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "reason"),
+    [("alice:old\nalice:new\n", "'alice' occurs twice"), ("alice:\n", "'alice' has no key")],
+)
+def test_a_key_that_would_not_work_is_refused(tmp_path: Path, lines: str, reason: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(lines)
+    with pytest.raises(UsageError, match=reason):
+        read_keys(path)
+
+
+@pytest.mark.parametrize(
     ("host", "refused"),
     [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("10.1.2.3", True)],
 )

@@ -39,6 +39,18 @@ def test_tokens_make_up_the_text(tokenizer: Tokenizer, text: str) -> None:
     assert [list(top) for top in found["top_logprobs"]] == [[token] for token in found["tokens"]]
 
 
+@pytest.mark.parametrize("likeliest", [(), (("b", -0.5),), (("b", -0.5), ("a", -1.0))])
+def test_the_chosen_token_is_among_the_likeliest(
+    tokenizer: Tokenizer, likeliest: tuple[tuple[str, float], ...]
+) -> None:
+    def last_id(text: str) -> int:
+        return tokenizer.encode(text, add_special_tokens=False)[-1]
+
+    top = tuple((last_id(text), value) for text, value in likeliest)
+    found = _Logprobs(tokenizer).of([TokenLogprobs(last_id("a"), -1.0, top)])["top_logprobs"][0]
+    assert {token.strip(): value for token, value in found.items()} == {"a": -1.0} | dict(likeliest)
+
+
 def test_blanks_inside_a_text_are_kept(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("quick brown", add_special_tokens=False)
     tokens = _Logprobs(tokenizer).of(entries(ids))["tokens"]

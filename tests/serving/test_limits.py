@@ -77,6 +77,11 @@ def test_a_good_object_comes_through(data: dict[str, int]) -> None:
     assert parse_json_object(json.dumps(data).encode()) == data
 
 
+@pytest.mark.parametrize("text", [r"what is \u0000?", r"half a pair: \ud83d", "\U0001f600"])
+def test_a_text_about_escapes_holds_none(text: str) -> None:
+    assert parse_json_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

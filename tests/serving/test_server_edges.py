@@ -13,6 +13,8 @@ import openai
 import pytest
 from test_server import KEY, Server, start
 
+from delivery.serving import metric_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -61,6 +63,9 @@ def test_null_is_the_default_of_every_optional_field(server: Server, path: str, 
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"prompt": ""}, None),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a"] * 1026}, None),
+        ({"stop": ["x"] * 17}, "stop"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
@@ -74,6 +79,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
+        ({"prompt": ["a"] * 1026}, "1026 outputs were asked for, this server takes 1025"),
         ({"min_tokens": 5, "max_tokens": 2}, "min_tokens is 5: expected from 0 to max_tokens"),
         ({"stop_token_ids": [10**9], "min_tokens": 1}, "token id 1000000000 is outside the vocabulary"),
         ({"logit_bias": {"400": 1}}, "token id 400 is outside the vocabulary"),
@@ -125,6 +132,33 @@ def test_streamed_offsets_go_on_from_chunk_to_chunk(server: Server) -> None:
     assert [o for piece in pieces if piece for o in piece.text_offset or []] == whole.text_offset
     assert whole.text_offset
     assert whole.text_offset[-1] > 0
+
+
+def test_a_stream_says_null_until_it_knows_its_usage(server: Server) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 3, "stream": true, "stream_options": {"include_usage": true}}'
+    lines = server.post("/v1/completions", body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["usage"]["prompt_tokens"] == 2
+    assert chunks[-1]["choices"] == []
+
+
+def test_a_refused_part_of_a_message_is_named(server: Server) -> None:
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    status, reply = complete(server, "/v1/chat/completions", messages=[{"role": "user", "content": [part]}])
+    assert (status, reply["error"]["param"]) == (400, "messages.0.content.0.type")
+    assert "should be 'text'" in reply["error"]["message"]
+
+
+def test_a_model_of_an_organisation_is_looked_up(server: Server) -> None:
+    with pytest.raises(openai.NotFoundError, match="'org/model' is not served here"):
+        server.client().models.retrieve("org/model")
+    assert server.client().models.retrieve("tiny").id == "tiny"
+
+
+def test_a_wrong_method_names_the_right_one(server: Server) -> None:
+    reply = server.post("/v1/models", b"")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
 
 
 @pytest.mark.parametrize("role", ["system", "user", "tool"])
@@ -180,3 +214,25 @@ def test_a_stream_whose_client_leaves_before_the_first_token_is_dropped(server: 
         for link in holding:
             link.close()
     assert eventually(lambda: count("running") == 0 and count("waiting") == 0)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    running = start(tiny_checkpoint, tmp_path, "--log-file", str(log), "--drain-timeout", "0.2")
+    host, _, port = running.url.removeprefix("http://").partition(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\n"
+    with socket.create_connection((host, int(port))) as link:
+        link.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"prompt":'.encode())
+        time.sleep(0.2)
+    refused = f'{metric_names.REQUESTS_REFUSED_TOTAL}{{code="client_closed_request",model="tiny"}}'
+    assert eventually(lambda: running.metrics().get(refused) == 1)
+    # Requests that outlast the drain end with an error, and the server with them.
+    with send(running, "/v1/completions", {"prompt": "x", "max_tokens": 500, "n": 16}) as link:
+        assert eventually(lambda: running.total(metric_names.REQUESTS_RUNNING) == 16)
+        running.process.send_signal(signal.SIGTERM)
+        answer = b"".join(iter(lambda: link.recv(65536), b""))
+    assert b"server_stopped" in answer
+    assert running.process.wait(20) == 0
+    assert "Traceback" not in log.read_text()

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from delivery.serving.schema import Message
 from delivery.serving.tool_calls import split_tool_calls
 
 
@@ -36,3 +37,20 @@ def test_a_list_holds_several_calls() -> None:
 )
 def test_anything_else_stays_text(text: str) -> None:
     assert split_tool_calls(text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("sent", "rendered"),
+    [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken"), ("[1]", "[1]"), ({"a": 1}, {"a": 1})],
+)
+def test_templates_get_the_arguments_of_a_call_as_an_object(sent: object, rendered: object) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": sent}}
+    message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert message.for_template()["tool_calls"] == [
+        {**call, "function": {"name": "add", "arguments": rendered}}
+    ]
+
+
+def test_a_message_as_clients_send_it_back_is_taken() -> None:
+    message = {"role": "assistant", "content": "x", "function_call": None, "audio": None, "annotations": []}
+    assert Message.model_validate(message).for_template() == {"role": "assistant", "content": "x"}
