@@ -104,10 +104,10 @@ def _span(ours: Any, theirs: Any, targets: Sequence[int]) -> Span:
 
 
 def perplexity_nll(llm: LLM, texts: Sequence[str], done: Callable[[], None]) -> tuple[float, int]:
-    """(sum of negative log-likelihood in nats, tokens scored) of texts."""
+    """(sum of negative log-likelihood in nats, tokens scored) of texts, as far as the model can hold them."""
     total, count = 0.0, 0
     for text in texts:
-        scores = llm.score([text])[0]
+        scores = llm.score([llm.encode(text)[: llm.core.max_model_len]])[0]
         total -= float(scores.sum())
         count += int(scores.size)
         done()

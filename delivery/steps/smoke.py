@@ -76,7 +76,8 @@ class Smoke:
         return hash_files(self._paths()) | code_in_key()
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
-        """Check that the suites are readable and that all prompts fit the models."""
+        """Check that the suites are readable and that most prompts fit the models."""
+        from delivery.bench.fitting import fitting
         from delivery.checkpoint import Checkpoint
         from delivery.steps.sizes import longest
 
@@ -86,19 +87,12 @@ class Smoke:
         if path is None or limit is None:
             return
         tokenizer = Checkpoint.open(path).tokenizer()
-        what, most = limit
-        for suite in suites:
-            for prompt in suite.prompts:
-                # Without the template's own tokens: a prompt refused here cannot fit.
-                texts = [m["content"] or "" for m in prompt.messages]
-                tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-                if tokens + prompt.max_tokens > most:
-                    raise UsageError(
-                        "request-too-long",
-                        f"prompt {prompt.id!r} of the suite {suite.name} cannot fit",
-                        why=f"{tokens} prompt tokens and {prompt.max_tokens} output tokens; {what} {most}",
-                        hint="other --suites, or build --max-session-len",
-                    )
+        # Without the template's own tokens: a prompt that is too long here cannot fit.
+        fitting(
+            suites,
+            lambda messages: sum(len(tokenizer.encode(m["content"], False)) for m in messages),
+            *limit,
+        )
 
     def predict_peak(self, inputs: Known, device: str = "cpu") -> Peak | None:
         """The larger of the two models, which are loaded one after the other."""
@@ -111,11 +105,9 @@ class Smoke:
         from delivery.bench.facts import facts
         from delivery.engine import LLM
 
-        suites = self._read()
         measured: dict[str, Any] = {
             **facts(ctx.device),
             "engine": ctx.input("engine").digest,
-            "suites": [asdict(suite) for suite in suites],
         }
         options: dict[str, Any] = {
             "device": ctx.device,
@@ -125,6 +117,8 @@ class Smoke:
         started = time.perf_counter()
         with LLM(ctx.input("engine").path, **options) as llm:
             measured["load_s"] = time.perf_counter() - started
+            suites, measured["skipped"] = self._fitting(ctx, llm, self._read())
+            measured["suites"] = [asdict(suite) for suite in suites]
             answers = self._talk(ctx, llm, suites, measured)
         measured["agreement"] = None
         if ctx.has("source"):
@@ -137,6 +131,20 @@ class Smoke:
                 measured["agreement"] = greedy_agreement(llm, answers, task.advance)
         text = json.dumps(measured, indent=1, ensure_ascii=False)
         (ctx.out / _MEASUREMENT).write_text(text + "\n", "utf-8")
+
+    def _fitting(self, ctx: StepContext, llm: Any, suites: list[Suite]) -> tuple[list[Suite], list[str]]:
+        """The suites without the prompts that the models cannot hold, and a sentence about each of those."""
+        from delivery.bench.fitting import fitting
+        from delivery.checkpoint import Checkpoint
+        from delivery.steps.ahead import config_of
+
+        most, holder = llm.core.max_model_len, "the engine holds"
+        if ctx.has("source") and (model := config_of(Checkpoint.open(ctx.input("source").path))) is not None:
+            most, holder = min((most, holder), (model.max_position, "the source was made for"))
+        kept, skipped = fitting(
+            suites, lambda messages: len(llm.core.tokenizer.encode_chat(messages)), holder, most
+        )
+        return kept, [f"prompt {s.prompt!r} of {s.suite} was skipped: {s}; {holder} {most}" for s in skipped]
 
     def _talk(self, ctx: StepContext, llm: Any, suites: list[Suite], measured: dict[str, Any]) -> list[Any]:
         """Run all prompts on the engine; fills `measured` and returns the answers."""
@@ -193,6 +201,7 @@ class Smoke:
             *smoke.numbers(measured, limits, self.memory_limit),
             *timing,
         ]
+        notes += [Finding("warning", text) for text in measured["skipped"]]
         if measured["open_turns"]:
             text = "the chat template ends assistant turns with no token that ends generation"
             notes.append(Finding("error", text))

@@ -96,6 +96,34 @@ def suite(tmp_path):
     return path
 
 
+def test_prompts_that_a_short_context_cannot_hold_are_skipped_and_named(tmp_path, tiny_checkpoint):
+    """The shipped suite, of which 512 bytes hold neither the long summary nor the reference texts."""
+    ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
+    step = Smoke(runs=1)
+    step.run(ctx)
+    report = step.judge(ctx)
+    told = [f for f in report.findings if "was skipped" in f.text]
+    assert {f.severity for f in told} == {"warning"}
+    (long,) = [f.text for f in told if "'lighthouse'" in f.text]
+    assert long.startswith("prompt 'lighthouse' of english was skipped: 1")
+    assert long.endswith(" prompt tokens and up to 220 output tokens; the engine holds 512")
+    asked = {row["prompt"] for row in json.loads((ctx.out / "smoke.json").read_text())["answers"]}
+    assert "lighthouse" not in asked
+    assert "ocean" in asked
+    assert len(asked) + len(told) == 13
+    assert metric(report, "smoke_failed_prompts").value <= len(asked)
+    assert metric(report, "smoke_perplexity").value > 1
+
+
+def test_a_suite_of_which_too_little_is_left_is_refused(tmp_path, tiny_checkpoint, suite):
+    text = suite.read_text()
+    for changed in ("And you" * 90, "And you"):
+        suite.write_text(text.replace("And you", changed).replace("Hello}]", f"{'Hello' * 110}}}]"))
+        with pytest.raises(UsageError, match=r"\d of 2 prompts of the suite tiny cannot fit") as caught:
+            Smoke(suites=(str(suite),), runs=1).run(Context(tmp_path / "out", tiny_checkpoint))
+        assert "'hello' has 5" in caught.value.why  # the timed one
+
+
 def test_smoke_measures_and_judges(tmp_path, tiny_checkpoint, suite):
     ctx = Context(tmp_path / "out", tiny_checkpoint, tiny_checkpoint)
     step = Smoke(suites=(str(suite),), runs=3)
