@@ -95,7 +95,7 @@ class UrlTarget:
         while True:
             try:
                 status, pieces = await client.request("POST", "/v1/completions", json.dumps(asked).encode())
-                words = b"".join([data async for _, data in pieces])[:300].decode("utf-8", "replace")
+                words = shown(b"".join([data async for _, data in pieces])[:300])
             except HttpError as error:
                 raise self._unreachable(error) from error
             if status == 200:
@@ -225,9 +225,7 @@ class _Run:
             async for piece in stream:
                 pieces.append(piece)
             if status != 200:
-                recorder.error = (
-                    f"status {status}: {b''.join(d for _, d in pieces)[:200].decode('utf-8', 'replace')}"
-                )
+                recorder.error = f"status {status}: {shown(b''.join(d for _, d in pieces)[:200])}"
             else:
                 self._answers[request.id] = pieces
         except (HttpError, TimeoutError) as error:
@@ -239,6 +237,12 @@ class _Run:
             self._progress(Progress(self._done, len(self._load.requests), failed, elapsed_s))
 
 
+def shown(words: bytes | str) -> str:
+    """A server's words as one line for a report or a terminal, which they cannot colour or clear."""
+    text = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
 def read_stream(pieces: list[tuple[float, bytes]], recorder: Recorder, start_s: float) -> None:
     """Fill a recorder from the stamped bytes of an event stream (`data: {...}` lines).
 
@@ -246,6 +250,7 @@ def read_stream(pieces: list[tuple[float, bytes]], recorder: Recorder, start_s: 
     """
     rest = b""
     usage: dict[str, Any] | None = None
+    prompt_tokens, output_tokens = recorder.prompt_tokens, 0
     for at, data in pieces:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -259,16 +264,21 @@ def read_stream(pieces: list[tuple[float, bytes]], recorder: Recorder, start_s: 
             except ValueError:
                 recorder.error = f"not JSON in the stream: {text[:80]!r}"
                 return
-            if event.get("error"):
-                recorder.error = str(event["error"])[:300]
+            try:
+                if event.get("error"):
+                    recorder.error = shown(str(event["error"])[:300])
+                    return
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or ():
+                    if choice.get("text") or (choice.get("delta") or {}).get("content"):
+                        recorder.chunk(at - start_s, 1)
+                    recorder.finish_reason = choice.get("finish_reason") or recorder.finish_reason
+                if usage:
+                    prompt_tokens = int(usage.get("prompt_tokens") or prompt_tokens)
+                    output_tokens = int(usage.get("completion_tokens") or 0)
+            except (AttributeError, TypeError, ValueError):
+                recorder.error = f"no completion in the stream: {text[:80]!r}"
                 return
-            usage = event.get("usage") or usage
-            for choice in event.get("choices") or ():
-                if choice.get("text") or (choice.get("delta") or {}).get("content"):
-                    recorder.chunk(at - start_s, 1)
-                recorder.finish_reason = choice.get("finish_reason") or recorder.finish_reason
-    if usage:
-        recorder.prompt_tokens = int(usage.get("prompt_tokens") or recorder.prompt_tokens)
-        recorder.output_tokens = int(usage.get("completion_tokens") or recorder.output_tokens)
+    recorder.prompt_tokens, recorder.output_tokens = prompt_tokens, output_tokens or recorder.output_tokens
     if recorder.finish_reason is None and not recorder.error:
         recorder.error = "the stream ended without a finish reason"

@@ -57,7 +57,7 @@ class RequestRecord:
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """One JSON object per line."""
-    with path.open("w", encoding="utf-8") as stream:
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as stream:
         for record in records:
             stream.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
 

@@ -124,7 +124,8 @@ class Report:
 
     def write(self, directory: Path) -> None:
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        (directory / FILE_NAME).write_text(text + "\n", "utf-8")
+        # Half of a surrogate pair, from a server's JSON, becomes the escape that JSON has for it.
+        (directory / FILE_NAME).write_text(text + "\n", "utf-8", errors="backslashreplace")
 
     @classmethod
     def read(cls, directory: Path) -> Report:

@@ -74,9 +74,10 @@ def judge(
         report, missing = _report(job, ctx)
         report = waivers.apply(report, gate.get("waivers", ()), today or datetime.now(UTC).date())
         error = missing or error_of(job.id, report)
+        text = canonical_json(report.to_json())
         parts = {
             "measurement": measurement.digest,
-            "report": hashlib.sha256(canonical_json(report.to_json()).encode()).hexdigest(),
+            "report": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),
             "params": job.params(judging=True),
             "deliver": __version__,
         }

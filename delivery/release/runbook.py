@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 
 from delivery.release.chart import GRACE_S
+from delivery.report import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ def runbook(spec: ChartSpec, reports: Sequence[Report], signer: Signer, archive:
         ephemeral=signer.is_ephemeral,
         reports=reports,
         findings=[
-            {"check": report.check, "severity": finding.severity, "text": finding.text}
+            {"check": report.check, "severity": finding.severity, "text": markdown.escape(finding.text)}
             for report in reports
             for finding in report.findings
             if finding.severity != "info"

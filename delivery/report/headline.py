@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delivery.gate.limits import INFINITE
 from delivery.report import words
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def _where(details: Mapping[str, Any]) -> str:
 def _worse(metric: Metric, level: str) -> Worse:
     value = words.amount(metric.value, metric.unit)
     how_much, how_sure = value, "counted, not sampled" if metric.name in _COUNTED else ""
+    if abs(metric.value) >= INFINITE:
+        return Worse(words.title(metric.name), metric.name, value, "", words.limit(metric))
     if not metric.baseline and metric.limit:
         how_much = f"{value}, {_beyond(metric.value / metric.limit)}"
     if metric.baseline:

@@ -22,7 +22,7 @@ def document(report: Report) -> str:
     cases = [("verdict", report.verdict.value, _summary(report))]
     cases += [(m.name, m.status, _told(m)) for m in report.metrics if m.status != "shown"]
     cases += [
-        (str(case["name"]), str(case["status"]), str(case.get("message", "")))
+        (_one_line(str(case["name"])), str(case["status"]), str(case.get("message", "")))
         for case in report.details.get("cases", ())
     ]
     suites = ET.Element("testsuites", name="deliver")

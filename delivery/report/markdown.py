@@ -41,12 +41,13 @@ def document(report: Report) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as text: no table, link, emphasis, mention or HTML can come out of a model's output."""
-    flat = " ".join(text.split())
-    for mark in "\\`*_[]|#~":
+    """Text as text: no table, link, emphasis, formula, mention or HTML can come out of a model's output."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    for mark in "\\`*_[]|#~$":
         flat = flat.replace(mark, f"\\{mark}")
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return flat.replace("@", "@\u200b")
+    # A bare address would become a link.
+    return flat.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
 
 
 def _row(metric: Metric) -> str:
@@ -69,7 +70,7 @@ def mark(status: str) -> str:
 
 def cut(text: str) -> str:
     """The text, or as much as fits into `MAX_BYTES` and a note that says so."""
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")
     if len(encoded) <= MAX_BYTES:
         return text
     note = "\n\n… cut here; the whole is in report.html\n"

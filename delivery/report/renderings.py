@@ -18,10 +18,13 @@ RENDERINGS = ("junit.xml", "metrics.txt", "summary.md", "report.html", "charts.j
 
 def render(report: Report, out_dir: Path) -> None:
     """Write `RENDERINGS` into `out_dir`; equal reports give equal bytes."""
-    (out_dir / "junit.xml").write_text(junit.document(report), "utf-8")
-    (out_dir / "metrics.txt").write_text(openmetrics.document(report), "utf-8")
-    (out_dir / "summary.md").write_text(markdown.document(report), "utf-8")
-    (out_dir / "report.html").write_text(html.document(report), "utf-8")
+    for name, made in (
+        ("junit.xml", junit.document(report)),
+        ("metrics.txt", openmetrics.document(report)),
+        ("summary.md", markdown.document(report)),
+        ("report.html", html.document(report)),
+    ):
+        (out_dir / name).write_text(made, "utf-8", errors="replace")
     numbers: dict[str, Any] = {
         "check": report.check,
         "subject": report.subject,
@@ -29,4 +32,4 @@ def render(report: Report, out_dir: Path) -> None:
         "tables": list(report.details.get("tables", ())),
     }
     text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
-    (out_dir / "charts.json").write_text(text + "\n", "utf-8")
+    (out_dir / "charts.json").write_text(text + "\n", "utf-8", errors="backslashreplace")

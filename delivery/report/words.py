@@ -25,6 +25,8 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def number(value: float) -> str:
     """Four significant digits; thousands apart, no exponent between 0.001 and a million."""
+    if abs(value) >= INFINITE:
+        return "not finite"
     if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
         return f"{value:.3g}"
     if abs(value) >= 1000:
@@ -35,6 +37,8 @@ def number(value: float) -> str:
 
 def amount(value: float, unit: str) -> str:
     """A value with its unit: bytes in binary units, shares in per cent."""
+    if abs(value) >= INFINITE:
+        return number(value)
     if unit == "bytes":
         for name in _BYTE_UNITS:
             if abs(value) < 1024 or name == _BYTE_UNITS[-1]:
@@ -59,7 +63,7 @@ def title(name: str) -> str:
 
 def change(metric: Metric) -> str:
     """The change against the baseline in per cent, with its interval where there is one."""
-    if metric.baseline is None or metric.baseline == 0:
+    if metric.baseline is None or metric.baseline == 0 or abs(metric.value) >= INFINITE:
         return ""
     text = f"{(metric.value / metric.baseline - 1) * 100:+.1f} %"
     if metric.interval is not None:

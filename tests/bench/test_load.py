@@ -10,7 +10,7 @@ from delivery.bench import EngineTarget, UrlTarget, run_load
 from delivery.bench.http_stream import HttpError
 from delivery.bench.plan import plan
 from delivery.bench.recorder import Recorder
-from delivery.bench.url_target import read_stream
+from delivery.bench.url_target import read_stream, shown
 from delivery.bench.workload import parse_workload
 from delivery.engine.outputs import RequestOutput
 from delivery.errors import DataError, EnvironmentLacking, UsageError
@@ -201,6 +201,10 @@ def test_a_request_that_breaks_is_an_error_in_its_record():
     assert [r.error for r in records] == [None, "connection reset", None]
 
 
+def test_a_servers_words_are_one_line_that_moves_no_cursor():
+    assert shown(b"no \x1b[2J\r\nroom\xff\n") == "no  [2J  room\ufffd"
+
+
 def stamped(*pieces):
     recorder = Recorder("r", 0.0)
     read_stream([(i + 1.0, p) for i, p in enumerate(pieces)], recorder, 0.0)
@@ -223,6 +227,11 @@ def test_a_stream_is_read_across_pieces_and_text_that_is_empty_is_no_token():
     ("piece", "error"),
     [
         (b"data: {oops\n", "not JSON"),
+        (b"data: 5\n", "no completion in the stream: b'5'"),
+        (b"data: [1]\n", "no completion"),
+        (b'data: {"choices": [5]}\n', "no completion"),
+        (b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": "many"}}\n', "no completion"),
+        (b'data: {"error": "\\u001b[2Jgone \\ud83d"}\n', "[2Jgone"),
         (event({"error": {"message": "out of memory"}}), "out of memory"),
         (event({"choices": [{"text": "a"}]}), "without a finish reason"),
     ],

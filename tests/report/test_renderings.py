@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from delivery.gate.limits import judge
 from delivery.gate.report import Finding, Metric, Report, Verdict
 from delivery.report import RENDERINGS, charts, render
 from delivery.report.compose import current_commit
@@ -107,6 +108,47 @@ def test_junit_tells_errors_and_waivers_from_failures(tmp_path, verdict, kind):
     render(Report("compare", "a" * 64, verdict), tmp_path)
     case = ET.parse(tmp_path / "junit.xml").getroot()[0][0]
     assert case.find(kind) is not None
+
+
+FROM_OUTSIDE = "\ud800 \x07\x1b[31m </td><script>x</script> $x^2$ https://evil.example www.evil.example @all"
+
+
+def test_no_text_breaks_a_rendering(tmp_path):
+    """Half of a surrogate pair, control characters, links: in every place that holds a text from outside."""
+    chart = {
+        "kind": "bars",
+        "title": FROM_OUTSIDE,
+        "unit": FROM_OUTSIDE,
+        "categories": [FROM_OUTSIDE],
+        "limit": None,
+    }
+    report = Report(
+        "smoke",
+        "a" * 64,
+        Verdict.FAIL,
+        findings=(Finding("error", FROM_OUTSIDE),),
+        details={
+            "cases": [{"name": FROM_OUTSIDE, "status": "fail", "message": FROM_OUTSIDE}] * 2,
+            "facts": {FROM_OUTSIDE: FROM_OUTSIDE},
+            "tables": [{"title": FROM_OUTSIDE, "columns": [FROM_OUTSIDE], "rows": [[FROM_OUTSIDE]]}],
+            "charts": [{**chart, "series": [{"name": FROM_OUTSIDE, "values": [1.0]}]}],
+        },
+    )
+    report.write(tmp_path)
+    render(report, tmp_path)
+    assert Report.read(tmp_path).findings[0].text == FROM_OUTSIDE
+    assert len({c.get("name") for c in ET.parse(tmp_path / "junit.xml").getroot()[0]}) == 3
+    text = (tmp_path / "summary.md").read_text("utf-8")
+    assert not re.search(r"<script|https://|www\.|@all|(?<!\\)\$|[\x00-\x08\x1b]", text)
+    assert "<script" not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_number_that_is_none_is_called_that():
+    broken = judge("kl_nats", float("nan"), {"kl_nats": 0.1})
+    report = Report("evaluate", "a" * 64, Verdict.FAIL, (replace(broken, baseline=0.2),))
+    assert headline(report).worse[0].sentence() == (
+        "KL divergence from the source (kl_nats): not finite, limit ≤ 0.1 nats"
+    )
 
 
 def test_openmetrics_is_rounded_and_ends_with_eof(folder):
