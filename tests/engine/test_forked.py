@@ -79,3 +79,31 @@ def test_a_copy_that_can_compute_may(tiny_checkpoint: Path) -> None:
     assert outcome("import delivery.engine.llm; in_fork(lambda: made()[1]())", tiny_checkpoint).startswith(
         "ran ["
     )
+
+
+@pytest.mark.parametrize(
+    ("work", "comes_back"),
+    [
+        ("lambda: None", True),
+        # A machine too busy to run it for longer than a copy may sleep: it could run, and does in the end.
+        ("lambda: os.kill(os.getpid(), signal.SIGSTOP)", True),
+        ("lambda: time.sleep(100)", False),
+        ("lambda: [0 for _ in iter(int, 1)]", False),
+    ],
+)
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are seen in /proc")
+def test_slow_is_not_stuck(work: str, comes_back: bool, tiny_checkpoint: Path) -> None:
+    code = f"""
+    import signal, threading, time
+    from delivery.engine import forked
+    forked._ASLEEP_S, forked._SPUN_S = 0.3, 0.4
+    fork = os.fork
+    def slow_fork():
+        child = fork()
+        if child:
+            threading.Timer(1.5, os.kill, (child, signal.SIGCONT)).start()
+        return child
+    os.fork = slow_fork if "SIGSTOP" in {work!r} else fork
+    print(forked._comes_back({work}))
+    """
+    assert outcome(code, tiny_checkpoint) == f"{comes_back}\n"
