@@ -42,6 +42,9 @@ class Incremental:
 
     def _settle(self, text: str) -> str:
         new = text[self._shown :]
+        if not new and len(self._ids) > _MAX_HELD:
+            # Special tokens, as a model repeats them that may not end: as context they would grow for ever.
+            del self._ids[self._settled :]
         if new:
             # Context for the next token: the ids that gave this text. Where they gave none (special
             # tokens), the earlier context stays, or a blank after them would be lost.

@@ -42,7 +42,8 @@ class EngineCore:
         self.plan = made.plan
         self.device = made.device
         self.tokenizer = made.tokenizer
-        self.eos_token_ids = made.eos_token_ids
+        # A generation config may name what the model has no logit for.
+        self.eos_token_ids = tuple(t for t in made.eos_token_ids if 0 <= t < made.config.vocab_size)
         self.max_model_len = made.plan.max_model_len
         self._runner = made.runner
         self._executor: Executor = InProcess(made.runner)
@@ -60,12 +61,13 @@ class EngineCore:
             adaptive=self.options.adaptive,
             rope_switch=made.runner.rotary.switch,
         )
-        self.scheduler = Scheduler(limits, pool, made.eos_token_ids)
+        self.scheduler = Scheduler(limits, pool, self.eos_token_ids)
         self._texts: dict[str, OutputText] = {}
         self._with_history: set[str] = set()
         self._in_flight: deque[tuple[SchedulerOutput, Pending]] = deque()
         self._steps = self._prompt_tokens = self._output_tokens = 0
         self._last_tokens = 0
+        self._scoring = False
         self._last_seconds = 0.0
 
     def add_request(self, request: Request) -> None:
@@ -85,7 +87,7 @@ class EngineCore:
             self._with_history.add(request.request_id)
         if self.tokenizer is not None:
             detokenizer = self.tokenizer.incremental(request.prompt_token_ids)
-            self._texts[request.request_id] = OutputText(detokenizer, request.sampling.stop)
+            self._texts[request.request_id] = OutputText(detokenizer, sampling.stop, sampling.min_tokens)
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; nothing happens when it has ended."""
@@ -166,9 +168,16 @@ class EngineCore:
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """Logits [n, V] of every token of a sequence, in pieces. Its blocks are freed when the iterator
-        ends or is closed. Raises UsageError `request-too-long` or `request-invalid`, EnvironmentLacking
-        `kv-exhausted`."""
+        ends or is closed; until then no other sequence can be scored. Raises UsageError `request-too-long`
+        or `request-invalid`, EnvironmentLacking `kv-exhausted`."""
         self._check_open()
+        if self._scoring:
+            raise UsageError(
+                "request-invalid",
+                "the sequence cannot be scored",
+                why="the logits of another one have not been read to their end",
+                hint="read them to the end, or close() their iterator",
+            )
         self._check_vocabulary(token_ids, "the sequence cannot be scored")
         pool = self.scheduler.pool
         if len(token_ids) > self.max_model_len:
@@ -186,10 +195,12 @@ class EngineCore:
                 f"{pool.num_free} are free",
                 hint="wait for running requests to end",
             )
+        self._scoring = True
         try:
             piece = min(self.options.batched_tokens(self.device), 512)
             yield from self._runner.prompt_logits(token_ids, blocks, piece)
         finally:
+            self._scoring = False
             pool.free(blocks)
 
     def stats(self) -> EngineStats:

@@ -15,7 +15,8 @@ class Admitted:
     """A request that enters the batch in this step (again, after a preemption).
 
     token_ids: all known tokens. block_ids: their blocks, shared ones first. slot: where the device
-    keeps this request's state. num_output: how many of the tokens are output already.
+    keeps this request's state. num_output: how many of the tokens are output already. number: the
+    request's place among all that were added; its own for good.
     """
 
     slot: int
@@ -25,6 +26,7 @@ class Admitted:
     block_ids: tuple[int, ...]
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

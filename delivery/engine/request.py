@@ -29,11 +29,12 @@ class SamplingParams:
     top_p, min_p: nucleus, and the minimum probability relative to that of the most likely token.
     presence_penalty, frequency_penalty: subtracted from logits of output tokens (OpenAI's meaning).
     repetition_penalty: divides positive and multiplies negative logits of prompt and output tokens.
-    seed: draws depend only on it and the position, not on the batch; None for the engine's seed.
+    seed: draws depend only on it and the position, not on the batch; None for one made of the engine's seed
+        and the request's place among all that were added.
     stop: one or several strings that end the output and are not part of it; stored as a tuple.
     stop_token_ids: token ids that end the output; they remain in token_ids.
     ignore_eos: the model's own end-of-text tokens do not end the output.
-    min_tokens: no end-of-text or stop token before this many output tokens.
+    min_tokens: no end-of-text or stop token, and no stop string, within this many output tokens.
     logprobs: log-probabilities of the chosen token and of this many most likely ones; None for none.
     logit_bias: values added to the logits of these tokens.
     Raises UsageError `sampling-invalid` with the field, its value, what is expected and an example.
@@ -182,6 +183,8 @@ class Request:
     priority: int = 0
 
     # Set by the scheduler; nobody else writes these.
+    number: int = 0
+    """Place in the order in which requests were added, from 1."""
     arrival_s: float = 0.0
     max_tokens: int = 0
     """Maximum number of output tokens, limited by the session length."""

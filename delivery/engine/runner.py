@@ -124,9 +124,6 @@ class ModelRunner:
     def execute(self, work: SchedulerOutput) -> PendingOutput:
         """Run a step. On a GPU this returns before the device is done."""
         for new in work.admitted:
-            old = self._slots.get(new.slot)
-            if old is not None and old.new.request_id != new.request_id:
-                self.sampler.forget(old.new.request_id)
             history = list(new.token_ids) if new.sampling.needs_history else []
             self._slots[new.slot] = _Slot(new, history)
             self.sampler.admit(new)

@@ -54,7 +54,6 @@ class Sampler:
 
     def __init__(self, slots: int, device: torch.device, seed: int) -> None:
         self._seed = seed
-        self._drawn = 0
         self.temperature = torch.zeros(slots + SPARE_SLOTS, device=device)
         self.top_p = torch.ones(slots + SPARE_SLOTS, device=device)
         self.top_k = torch.zeros(slots + SPARE_SLOTS, dtype=torch.int32, device=device)
@@ -64,7 +63,6 @@ class Sampler:
         self._none = torch.zeros(slots + SPARE_SLOTS, dtype=torch.int64, device=device)
         self._random: set[int] = set()
         self._filtered: set[int] = set()
-        self._seed_of: dict[str, int] = {}
 
     def admit(self, new: Admitted) -> None:
         """Take over the parameters of a request that enters a slot."""
@@ -84,15 +82,9 @@ class Sampler:
     def _request_seed(self, new: Admitted) -> int:
         if new.sampling.seed is not None:
             return new.sampling.seed & (2**63 - 1)
-        if new.num_output and new.request_id in self._seed_of:
-            return self._seed_of[new.request_id]  # the same draws after a preemption
-        self._drawn += 1
-        digest = hashlib.blake2b(f"{self._seed}:{self._drawn}".encode(), digest_size=8).digest()
-        self._seed_of[new.request_id] = int.from_bytes(digest, "big") >> 1
-        return self._seed_of[new.request_id]
-
-    def forget(self, request_id: str) -> None:
-        self._seed_of.pop(request_id, None)
+        # The same after a preemption, in whatever slot the request continues.
+        digest = hashlib.blake2b(f"{self._seed}:{new.number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[Row], slots: torch.Tensor, position: torch.Tensor
@@ -115,7 +107,7 @@ class Sampler:
             return Sampled(token_ids)
         chosen = logprobs.gather(1, token_ids[list(wanted)][:, None])[:, 0]
         most = max(rows[i].sampling.logprobs or 0 for i in wanted)
-        top, top_ids = logprobs.topk(max(1, most), dim=-1)
+        top, top_ids = logprobs.topk(min(max(1, most), logprobs.shape[-1]), dim=-1)
         return Sampled(token_ids, wanted, chosen, top, top_ids)
 
     def warm_up(self, logits: torch.Tensor) -> None:

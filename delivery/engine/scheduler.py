@@ -58,7 +58,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self._free_slots = list(range(config.max_num_seqs))
         self._in_flight: deque[tuple[int, list[Request]]] = deque()
-        self._step = 0
+        self._step = self._added = 0
         self._left_out_since_s: float | None = None
 
     # Requests come and go
@@ -81,6 +81,8 @@ class Scheduler:
                 hint="shorten the prompt, ask for fewer tokens, or raise --max-session-len",
             )
         request.max_tokens = room if wanted is None else wanted
+        self._added += 1
+        request.number = self._added
         request.arrival_s = now_s
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -248,6 +250,7 @@ class Scheduler:
                     block_ids=tuple(request.block_ids),
                     sampling=request.sampling,
                     eos_token_ids=self.eos_token_ids,
+                    number=request.number,
                 )
             )
             self._put(step, request, self._piece(request, step.budget), ())

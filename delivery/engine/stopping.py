@@ -16,18 +16,25 @@ class Detokenizer(Protocol):
 class OutputText:
     """The text of one request.
 
-    Text that may be the beginning of a stop string is held back until it is decided.
+    Text that may be the beginning of a stop string is held back until it is decided. stops_after: tokens in
+    whose text no stop string is looked for.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], stops_after: int = 0) -> None:
         self._detokenizer = detokenizer
-        self._stops = stops
+        self._stops = () if stops_after else stops
+        self._later = stops
+        self._free = stops_after
         self._held = ""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
         """The text that can be given out after this token; sets `stopped` when a stop string is complete."""
-        return self._give(self._detokenizer.push(token_id))
+        text = self._give(self._detokenizer.push(token_id))
+        self._free -= 1
+        if self._free == 0:
+            self._stops = self._later
+        return text
 
     def finish(self) -> str:
         """What is left when the request ends otherwise. Empty after a stop string."""

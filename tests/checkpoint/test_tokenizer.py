@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizer_samples import SAMPLE, byte_level, save, sentencepiece
 
 from delivery.checkpoint import Tokenizer
+from delivery.checkpoint.detokenize import Incremental
 from delivery.errors import DataError
 
 TEXTS = [SAMPLE, "", " ", "<|im_start|>user\nhi<|im_end|>", "a<s>b</s> c", "  two", "\u5e74\u6708"]
@@ -173,3 +175,25 @@ def test_the_bytes_of_tokens_joined_are_the_text(folder: Path) -> None:
     assert tokenizer.token_bytes(10**6) == b""
     name, special = next(iter(tokenizer.special_tokens.items()))
     assert tokenizer.token_bytes(special) == name.encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flood_of_special_tokens_costs_no_more_each_time(kind: str) -> None:
+    ours = tokenizers_once()[kind]
+    longest = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return ours.decode(ids)
+
+    end = ours.token_id("</s>")
+    assert end is not None
+    words = ours.encode("the quick fox", add_special_tokens=False)
+    for before in ([], words):
+        stream = Incremental(decode, before)
+        assert (
+            "".join(map(stream.push, [end] * 300 + words))
+            == ours.decode([*before, *words])[len(ours.decode(before)) :]
+        )
+    assert longest < 30

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from delivery.engine import LLM, EngineCore, Request, SamplingParams
+from delivery.engine.sampler import Row, Sampler
 from delivery.errors import DataError, EnvironmentLacking, UsageError
 
 
@@ -155,3 +158,57 @@ def test_a_plan_that_cannot_fit_shows_the_arithmetic(tiny_checkpoint: Path) -> N
 def test_a_path_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is not a checkpoint[\s\S]*no config\.json"):
         LLM(tmp_path)
+
+
+def test_unseeded_draws_survive_a_preemption(tiny_checkpoint: Path) -> None:
+    def run(**limits: int) -> tuple[dict[str, list[int]], int]:
+        drawn: dict[str, list[int]] = {}
+        sizes = {"block_size": 8, "max_model_len": 96, "wait_time_ms": 0.0}
+        with EngineCore(tiny_checkpoint, **sizes, **limits) as core:
+            for i in range(10):
+                sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+                core.add_request(Request(f"r{i}", [i] * 20, sampling))
+            while core.has_unfinished():
+                for output in core.step():
+                    drawn.setdefault(output.request_id, []).extend(output.new_token_ids)
+            return drawn, core.stats().preemptions
+
+    roomy, none = run()
+    # With fewer places than requests, a preempted one continues in the place of another.
+    narrow, some = run(cache_max_entry_count=24, max_num_seqs=6)
+    assert none == 0 < some
+    assert narrow == roomy
+
+
+def test_a_stop_string_counts_from_min_tokens_on(llm: LLM) -> None:
+    params = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "logit_bias": {65: 100.0}}
+    letter = llm.generate(["hello"], SamplingParams(**params))[0].text[0]
+    out = llm.generate(["hello"], SamplingParams(**params, stop=(letter,), min_tokens=4))[0]
+    assert (out.text, len(out.token_ids), out.finish_reason) == (letter * 4, 5, "stop")
+    out = llm.generate(["hello"], SamplingParams(**params, stop=(letter,)))[0]
+    assert (out.text, len(out.token_ids)) == ("", 1)
+
+
+@pytest.mark.parametrize("ends", [[258, 5000], [-1], []])
+def test_end_tokens_that_the_model_cannot_give(
+    tiny_checkpoint: Path, tmp_path: Path, ends: list[int]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    if not ends:
+        (folder / "tokenizer_config.json").unlink()
+    with LLM(folder) as llm:
+        assert llm.core.eos_token_ids == (() if not ends else (258,))
+        params = SamplingParams(max_tokens=5, min_tokens=3, temperature=0.0, logit_bias={258: 100.0})
+        assert len(llm.generate(["hi"], params)[0].token_ids) == (5 if not ends else 4)
+
+
+def test_more_logprobs_than_tokens_are_all_of_them() -> None:
+    sampler = Sampler(1, torch.device("cpu"), seed=0)
+    row = Row(0, SamplingParams(temperature=0.0, logprobs=20), (), 0)
+    position = torch.zeros(1, dtype=torch.int64)
+    sampled = sampler.sample(torch.tensor([[0.0, 2.0, 1.0]]), [row], position, position)
+    made = sampled.logprobs([1], [row])[0]
+    assert made is not None
+    assert [token for token, _ in made.top] == [1, 2, 0]

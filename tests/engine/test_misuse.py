@@ -250,3 +250,13 @@ def test_a_sequence_outside_the_vocabulary_is_not_scored(llm: LLM) -> None:
     with pytest.raises(UsageError, match="cannot be scored"):
         next(llm.logits([-1]))
     assert llm.stats().kv_usage_ratio == 0.0
+
+
+def test_two_sequences_are_not_scored_at_once(llm: LLM) -> None:
+    first, second = llm.logits([1, 2, 3] * 100), llm.logits([4, 5, 6] * 100)
+    right = next(first)
+    with pytest.raises(UsageError, match="logits of another one have not been read"):
+        next(second)
+    first.close()
+    assert next(llm.logits([1, 2, 3] * 100)).equal(right)
+    assert llm.stats().kv_usage_ratio == 0.0
