@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +56,18 @@ def write_release(spec: ReleaseSpec, out: Path, signer: Signer) -> None:
     chart_dir = write_chart(chart, out / "chart")
     archive = out / f"{chart.name}-{chart.version}.tgz"
     write_chart_archive(chart_dir, archive)
-    judgements = [report for report, _ in spec.reports]
-    for report, artifact in spec.reports:
+    judgements = {
+        folder: report for folder, (report, _) in zip(_folders(spec.reports), spec.reports, strict=True)
+    }
+    for folder, (_, artifact) in zip(judgements, spec.reports, strict=True):
         for ref in artifact.manifest.files:
-            place(artifact.file(ref.path), out / "reports" / report.check / ref.path)
+            place(artifact.file(ref.path), out / "reports" / folder / ref.path)
     bom = bill_of_materials(
         name=chart.model,
         revision=chart.revision,
         engine=spec.served,
         materials=spec.materials,
-        reports=judgements,
+        reports=judgements.values(),
         config=spec.config,
         licence=spec.licence,
         image=chart.image.reference,
@@ -89,7 +92,7 @@ def write_release(spec: ReleaseSpec, out: Path, signer: Signer) -> None:
         "image": chart.image.reference,
         "model_digest": f"sha256:{chart.model_digest}",
         "chart": archive.name,
-        "verdicts": {report.check: report.verdict.value for report in judgements},
+        "verdicts": {folder: report.verdict.value for folder, report in judgements.items()},
     }
     page = overview(spec.served.digest, judgements, {k: v for k, v in facts.items() if isinstance(v, str)})
     (out / "report.html").write_text(html.document(page), "utf-8")
@@ -97,6 +100,16 @@ def write_release(spec: ReleaseSpec, out: Path, signer: Signer) -> None:
     write_index(out, facts)
     (out / ENVELOPE).write_bytes(signer.envelope((out / PROVENANCE).read_bytes()))
     signer.sign_index(out, INDEX)
+
+
+def _folders(reports: Sequence[tuple[Report, Artifact]]) -> list[str]:
+    """Below `reports/`: the check's name, numbered where a pipeline has a check twice."""
+    seen: Counter[str] = Counter()
+    out = []
+    for report, _ in reports:
+        seen[report.check] += 1
+        out.append(report.check if seen[report.check] == 1 else f"{report.check}-{seen[report.check]}")
+    return out
 
 
 def _write_json(path: Path, value: Any) -> None:

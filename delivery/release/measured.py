@@ -40,9 +40,10 @@ class Measured:
     requests_per_s: float | None = None
 
     @classmethod
-    def of(cls, reports: Iterable[Report]) -> Measured:
-        """The values of all reports; where two have the same metric, the last one's."""
-        values = {m.name: m.value for report in reports for m in report.metrics}
+    def of(cls, reports: Iterable[Report], runtime: str = "") -> Measured:
+        """The values of all reports but those about another runtime; of a metric in two, the last one's."""
+        about = [r for r in reports if not runtime or r.details.get("runtime", runtime) == runtime]
+        values = {m.name: m.value for report in about for m in report.metrics}
         return cls(
             load_s=values.get("load_s"),
             process_bytes=values.get("process_bytes"),

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 from delivery.gate.report import Finding, Report, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
 
-def overview(subject: str, reports: Sequence[Report], facts: dict[str, Any]) -> Report:
-    """A report about the release of `subject`, made of the reports that let it pass."""
+def overview(subject: str, judgements: Mapping[str, Report], facts: dict[str, Any]) -> Report:
+    """A report about the release of `subject`, made of the reports that let it pass, each by its folder."""
+    reports = list(judgements.values())
     checks = {
         "title": "Checks",
         "columns": ["check", "verdict", "metrics", "page"],
         "rows": [
-            [r.check, r.verdict.value, len(r.metrics), f"reports/{r.check}/report.html"] for r in reports
+            [name, r.verdict.value, len(r.metrics), f"reports/{name}/report.html"]
+            for name, r in judgements.items()
         ],
     }
     details: dict[str, Any] = {

@@ -11,7 +11,7 @@ from delivery.release.chart import GRACE_S
 from delivery.report import markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from delivery.gate.report import Report
     from delivery.release.chart import ChartSpec
@@ -21,8 +21,8 @@ _TEMPLATE = Path(__file__).parent / "runbook_template.md.j2"
 _MIB = 1 << 20
 
 
-def runbook(spec: ChartSpec, reports: Sequence[Report], signer: Signer, archive: str) -> str:
-    """The runbook of one release; `archive` is the name of the chart's .tgz."""
+def runbook(spec: ChartSpec, judgements: Mapping[str, Report], signer: Signer, archive: str) -> str:
+    """The runbook of one release. judgements: folder → report. `archive` is the name of the chart's .tgz."""
     period_s, failures, _ = spec.measured.startup()
     image = spec.image
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
@@ -39,10 +39,10 @@ def runbook(spec: ChartSpec, reports: Sequence[Report], signer: Signer, archive:
         hardware=spec.hardware.name,
         signed_by="an ephemeral key (proves nobody's identity)" if signer.is_ephemeral else signer.key_id,
         ephemeral=signer.is_ephemeral,
-        reports=reports,
+        reports=judgements,
         findings=[
-            {"check": report.check, "severity": finding.severity, "text": markdown.escape(finding.text)}
-            for report in reports
+            {"check": folder, "severity": finding.severity, "text": markdown.escape(finding.text)}
+            for folder, report in judgements.items()
             for finding in report.findings
             if finding.severity != "info"
         ],

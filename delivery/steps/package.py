@@ -202,7 +202,7 @@ class Package:
             runtime=runtime(self.runtime),
             image=Image.parse(self.image or f"{_LOCAL_IMAGE}:{__version__}"),
             hardware=facts.hardware,
-            measured=Measured.of(reports),
+            measured=Measured.of(reports, self.runtime),
             max_model_len=facts.max_model_len,
             kv_blocks=facts.kv_blocks,
             kv_bytes=facts.kv_bytes,

@@ -65,6 +65,15 @@ def test_a_runtime_that_was_not_measured(tmp_path: Path) -> None:
     assert "measured deliver" in caught.value.why
 
 
+def test_a_runtime_of_which_nothing_was_measured(tmp_path: Path) -> None:
+    """Also where the pipeline does not require a comparison."""
+    smoke = [report(tmp_path, "smoke")]
+    with pytest.raises(DataError, match="served by vllm, which was not measured") as caught:
+        admit([ENGINE], smoke, required=["smoke"], runtime="vllm")
+    assert caught.value.why == "no compare report is given"
+    admit([ENGINE], smoke, required=["smoke"], runtime="deliver")
+
+
 def test_a_runtime_that_was_measured(tmp_path: Path) -> None:
     theirs = [report(tmp_path, "compare", subject=CHECKPOINT, runtime="vllm")]
     admit([ENGINE, CHECKPOINT], theirs, required=["compare"], runtime="vllm")

@@ -29,6 +29,16 @@ def test_the_last_report_that_has_a_metric_counts() -> None:
     assert measured == Measured(load_s=12.0, requests_per_s=4.0)
 
 
+def test_another_runtimes_numbers_are_left_out() -> None:
+    def compare(runtime: str, rate: float) -> Report:
+        metric = Metric("output_throughput", rate, "tok/s", "higher")
+        return Report("compare", "e" * 64, Verdict.PASS, (metric,), details={"runtime": runtime})
+
+    both = [compare("vllm", 900.0), compare("deliver", 100.0)]
+    assert Measured.of(both, "vllm").output_tokens_per_s == 900.0
+    assert Measured.of(both, "deliver").output_tokens_per_s == 100.0
+
+
 def test_nothing_measured_is_said() -> None:
     measured = Measured.of([])
     assert measured.startup() == (5, 360, "the load time was not measured, so 1800 s.")

@@ -176,6 +176,18 @@ def test_another_runtime_serves_the_checkpoint_and_must_be_measured(
         Package(model="tiny", runtime="vllm").run(ctx)
 
 
+def test_a_check_that_a_pipeline_has_twice_keeps_both_reports(make: Make, tmp_path: Path) -> None:
+    ctx = make((*CHECKS, "smoke", "compare"))
+    Package(model="tiny", image=IMAGE).run(ctx)
+    assert verify_release(ctx.out)
+    names = {*CHECKS, "smoke-2", "compare-2"}
+    assert {p.name for p in (ctx.out / "reports").iterdir()} == names
+    assert set(json.loads((ctx.out / "index.json").read_text("utf-8"))["verdicts"]) == names
+    runbook = (ctx.out / "RUNBOOK.md").read_text("utf-8")
+    assert "| compare-2 | pass | `reports/compare-2/` |" in runbook
+    assert "reports/smoke-2/report.html" in (ctx.out / "report.html").read_text("utf-8")
+
+
 def test_parameters_are_checked_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="does not say which image"):
         Package(image="deliver:latest").check()
