@@ -51,7 +51,8 @@ class _Refusal(Exception):
     """Raised by a template through `raise_exception`."""
 
 
-_BROKEN = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_WRONG = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_BROKEN = (*_WRONG, RecursionError, MemoryError)
 
 
 class _Generation(jinja2.ext.Extension):

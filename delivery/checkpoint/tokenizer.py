@@ -20,6 +20,7 @@ from delivery.checkpoint.detokenize import Incremental
 from delivery.checkpoint.directory import CONFIG, GENERATION_CONFIG, read_json
 from delivery.checkpoint.token_bytes import bytes_of
 from delivery.errors import DataError
+from delivery.model.families.reading import token_ids
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -65,7 +66,15 @@ class Tokenizer:
                 ) from error
         else:
             backend = _converted(directory)
-        return cls(backend, config, _template(directory, config), _eos_ids(directory))
+        try:
+            return cls(backend, config, _template(directory, config), _eos_ids(directory))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                "tokenizer-damaged",
+                f"the tokenizer files in {directory} cannot be used",
+                why=f"{TOKENIZER_CONFIG}, or a file beside it, holds what it should not: {error!r}",
+                hint="get the tokenizer files from where the checkpoint came from",
+            ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it become their ids."""
@@ -168,7 +177,7 @@ class Tokenizer:
         )
 
     def _add_declared_tokens(self) -> None:
-        declared = self._config.get("added_tokens_decoder", {})
+        declared = self._config.get("added_tokens_decoder") or {}
         known = self._backend.get_added_tokens_decoder()
         tokens = []
         for token_id, entry in sorted(declared.items(), key=lambda item: int(item[0])):
@@ -215,9 +224,8 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str | dict[str, str
 def _eos_ids(directory: Path) -> list[int]:
     """The generation config's end-of-text ids; the model config's where it names none."""
     for name in (GENERATION_CONFIG, CONFIG):
-        found = read_json(directory / name).get("eos_token_id")
-        if found is not None:
-            return [int(i) for i in (found if isinstance(found, list) else [found])]
+        if found := token_ids(read_json(directory / name).get("eos_token_id")):
+            return list(found)
     return []
 
 

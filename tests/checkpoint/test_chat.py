@@ -100,6 +100,7 @@ def test_a_template_that_refuses_keeps_its_words() -> None:
         "{{ cycler.__init__.__globals__ }}",
         "{{ 1 / 0 }}",
         "{{ 'a' + 1 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_broken_and_hostile_templates_are_one_error(template: str) -> None:
