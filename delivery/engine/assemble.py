@@ -193,10 +193,12 @@ def record(runner: ModelRunner, tokens: int, sequences: int) -> None:
             recorded = graphs.CudaGraphs(runner, graphs.decode_sizes(sequences), shapes)
             runner.recorded, runner.mixed = recorded, recorded if mixed else None
         return
-    from delivery.engine import cpu_decode
+    from delivery.engine import cpu_decode, cpu_prompt
 
     if cpu_decode.why_not(runner.model, runner.cache) is None:
         runner.recorded = cpu_decode.CpuDecode(runner.model, runner.cache, runner.rotary, runner.stage)
+        if cpu_prompt.why_not(runner.cache) is None:
+            runner.mixed = cpu_prompt.CpuPrompts(runner)
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from delivery.engine.cpu_record import RecordedAttention, Recorder
+from delivery.engine.cpu_mix import RecordedAttention
+from delivery.engine.cpu_record import Recorder
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.forms_cpu import CpuLinear, CpuNorm
 from delivery.engine.inputs import Batch, InputStage, resolved_ids
@@ -69,7 +70,7 @@ class CpuDecode:
             )
         x, _ = model.head.norm.add(delta, residual)
         logits = recorder.linear(model.head.head.packed, x, own=True)
-        return recorder.finish(), logits.rows[:, : config.vocab_size]
+        return recorder.finish(), logits.rows[:rows, : config.vocab_size]
 
 
 def why_not(model: EngineModel, cache: KVCache) -> str | None:

@@ -7,22 +7,20 @@ a CUDA graph would be, without Python between the operations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from delivery.engine.kv_cache import KVCache, RotaryTables
-from delivery.engine.paged import StepInputs
 from delivery.kernels.cpu import attention as cpu_attention
 from delivery.kernels.cpu import layer as cpu_layer
 from delivery.kernels.cpu import linear as cpu_linear
+from delivery.kernels.cpu import prompt as cpu_prompt
 from delivery.kernels.cpu import rows as cpu_rows
+from delivery.kernels.cpu.many import run as many_run
 from delivery.kernels.cpu.pack import PackedCpu
 from delivery.kernels.cpu.program import PIECES, RUN, Program, bits_of
-from delivery.model.attention import scale_of, window_of
-from delivery.model.config import ModelConfig
+from delivery.kernels.cpu.tiles import ROWS
 
 _TABLES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,11 +59,25 @@ class Buffer:
         return self.rows[:, self.first :]
 
 
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """A slot that follows from a step's number of rows: ⌈rows / unit⌉ · factor."""
+
+    operation: int
+    slot: int
+    unit: int = 1
+    factor: int = 1
+
+
 class Recorder:
-    """Collects the operations of a step of `rows` rows."""
+    """Collects the operations of a step of `rows` rows, or of up to so many: `varying` says what changes."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        self.many = rows > cpu_layer.SMALL_ROWS
+        self.varying: list[Varying] = []
+        self.attending: list[int] = []
+        self._between = torch.empty(0, dtype=torch.uint8)
         self._operations: list[list[int]] = []
         self._keep: list[Any] = []
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}
@@ -79,14 +91,15 @@ class Recorder:
 
     def buffer(self, size: int, *, own: bool = False) -> Buffer:
         """Rows of `size` columns; own: never shared with another layer."""
+        tall = -(-self.rows // ROWS) * ROWS
         if own:
-            tensor = torch.zeros(self.rows, cpu_layer.padded(size))
+            tensor = torch.zeros(tall, cpu_layer.padded(size))
             self._keep.append(tensor)
             return Buffer(self, tensor, 0, size)
         self._ordinal += 1
         key = (self._ordinal, size)
         if key not in self._buffers:
-            self._buffers[key] = torch.zeros(self.rows, cpu_layer.padded(size))
+            self._buffers[key] = torch.zeros(tall, cpu_layer.padded(size))
         return Buffer(self, self._buffers[key], 0, size)
 
     def embed(self, token_ids: torch.Tensor, table: torch.Tensor, size: int, scale: float) -> Buffer:
@@ -104,6 +117,7 @@ class Recorder:
             cpu_rows.E_OUT: out.address,
             cpu_rows.E_OUT_STRIDE: out.stride,
         }
+        self.varying.append(Varying(len(self._operations), PIECES))
         self._add(slots, [token_ids, table])
         return out
 
@@ -123,18 +137,40 @@ class Recorder:
             cpu_rows.N_OUT: out.address,
             cpu_rows.N_OUT_STRIDE: out.stride,
         }
+        self.varying.append(Varying(len(self._operations), PIECES))
         self._add(slots, [weight])
         return out
 
     def linear(self, packed: PackedCpu, x: Buffer, *, own: bool = False) -> Buffer:
         out = self.buffer(packed.shape[0], own=own)
         scratch = torch.empty(1, 1, dtype=torch.uint8)
-        slots = cpu_layer.operation(packed, x.whole(), out.rows, scratch)
-        self._scratch_for(cpu_layer.scratch_bytes(packed, self.rows))
-        self._scratched.append((len(self._operations), cpu_linear.SCRATCH, cpu_linear.SCRATCH_BYTES))
-        self._operations.append(slots)
+        read = x.whole()[: self.rows]
+        if self.many:
+            size = cpu_layer.packed_bytes(packed, self.rows)
+            rows = self._room(size) if size else None
+            made = cpu_layer.many_operations(packed, read, out.rows, rows, scratch)
+            self._scratch_for(cpu_layer.many_scratch_bytes(packed))
+        else:
+            made = [cpu_layer.operation(packed, read, out.rows, scratch)]
+            self._scratch_for(cpu_layer.scratch_bytes(packed, self.rows))
+        for slots in made:
+            index = len(self._operations)
+            self._scratched.append((index, cpu_linear.SCRATCH, cpu_linear.SCRATCH_BYTES))
+            self.varying.append(Varying(index, cpu_linear.M))
+            self._operations.append(slots)
+        if self.many:
+            if len(made) > 1:
+                self.varying.append(Varying(index - 1, PIECES, ROWS))
+            self.varying.append(Varying(index, PIECES, *cpu_layer.many_pieces(packed)))
         self._keep.append(packed)
         return out
+
+    def _room(self, size: int) -> torch.Tensor:
+        """Bytes that are needed until the next operation only."""
+        if self._between.numel() < size:
+            self._between = torch.empty(size, dtype=torch.uint8)
+            self._keep.append(self._between)
+        return self._between
 
     def gated(self, both: Buffer, activation: str) -> Buffer:
         """act(gate) · up; the product that made `both` does it at once where it was the last operation."""
@@ -143,10 +179,15 @@ class Recorder:
             activation
         ]
         out = self.buffer(both.size // 2)
-        if last[RUN] == cpu_linear.run.address and last[cpu_linear.OUT] == both.address:
+        if last[cpu_linear.OUT] == both.address and last[RUN] in (cpu_linear.run.address, many_run.address):
             last[cpu_linear.GLU] = mode
-            last[PIECES] = cpu_linear.pieces(both.size, last[cpu_linear.GRAIN], mode)
             last[cpu_linear.OUT], last[cpu_linear.OUT_STRIDE] = out.address, out.stride
+            if self.many:
+                unit, pieces = cpu_layer.many_pieces(self._keep[-1], glu=True)
+                last[PIECES] = -(-self.rows // unit) * pieces
+                self.varying[-1] = Varying(len(self._operations) - 1, PIECES, unit, pieces)
+            else:
+                last[PIECES] = cpu_linear.pieces(both.size, last[cpu_linear.GRAIN], mode)
             return out
         slots = {
             RUN: cpu_linear.activate.address,
@@ -158,22 +199,31 @@ class Recorder:
             cpu_linear.OUT_STRIDE: out.stride,
             cpu_linear.GLU: mode,
         }
+        self.varying.append(Varying(len(self._operations), PIECES))
         self._add(slots, [])
         return out
 
-    def attention(
-        self, slots: dict[int, int], keep: list[Any], context: int, group: int, size: int
-    ) -> Buffer:
-        out = self.buffer(size)
-        slots |= {
-            RUN: cpu_attention.run.address,
-            cpu_attention.OUT: out.address,
-            cpu_attention.OUT_STRIDE: out.stride,
-        }
-        self._scratch_for(cpu_attention.scratch_bytes(context, group))
+    def attention(self, slots: dict[int, int], keep: list[Any], context: int, out: Buffer) -> None:
+        """Rotary, cache write and attention of one query per row; context: the longest."""
+        slots |= {RUN: cpu_attention.run.address, PIECES: self.rows * slots[cpu_attention.KV_HEADS]}
+        self._attention(slots, keep, cpu_attention.scratch_bytes(context, slots[cpu_attention.GROUP]), out)
+
+    def prompt_attention(self, slots: dict[int, int], keep: list[Any], out: Buffer) -> None:
+        """The same of any mixture; the number of blocks of queries is set by `Steps`."""
+        stored = {**slots, RUN: cpu_prompt.store.address, cpu_prompt.COUNT: self.rows}
+        self.varying.append(Varying(len(self._operations), cpu_prompt.COUNT))
+        self.varying.append(Varying(len(self._operations), PIECES, cpu_prompt.STORED))
+        self._add(stored, keep)
+        slots |= {RUN: cpu_prompt.attend.address}
+        self.attending.append(len(self._operations))
+        size = cpu_prompt.scratch_bytes(slots[cpu_attention.GROUP], slots[cpu_attention.HEAD_DIM])
+        self._attention(slots, keep, size, out)
+
+    def _attention(self, slots: dict[int, int], keep: list[Any], scratch: int, out: Buffer) -> None:
+        slots |= {cpu_attention.OUT: out.address, cpu_attention.OUT_STRIDE: out.stride}
+        self._scratch_for(scratch)
         self._scratched.append((len(self._operations), cpu_attention.SCRATCH, cpu_attention.SCRATCH_BYTES))
         self._add(slots, keep)
-        return out
 
     def finish(self) -> Program:
         """The program; all of its operations share one scratch per thread."""
@@ -189,60 +239,3 @@ class Recorder:
     def _add(self, slots: dict[int, int], keep: list[Any]) -> None:
         self._operations.append(cpu_layer.slots_of(slots))
         self._keep += keep
-
-
-class RecordedAttention:
-    """The mixer of a recorded step: one operation per layer over the paged cache, at fixed addresses."""
-
-    def __init__(self, cache: KVCache, rotary: RotaryTables, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._rotary = rotary
-        self._inputs = inputs
-
-    def attention(
-        self,
-        config: ModelConfig,
-        layer: int,
-        q: Any,
-        k: Any,
-        v: Any,
-        positions: torch.Tensor,
-        norms: Mapping[str, Any],
-    ) -> Any:
-        cache, inputs = self._cache.layers[layer], self._inputs
-        assert cache is not None
-        cos, sin = self._rotary.tables[self._rotary.which(layer)]
-        softcap = config.attention_softcap or 0.0
-        floats = torch.tensor([scale_of(config), softcap, config.rms_eps])
-        keep: list[Any] = [cache.k, cache.v, cos, sin, floats, inputs]
-        slots = {
-            cpu_attention.Q: q.address,
-            cpu_attention.K: k.address,
-            cpu_attention.V: v.address,
-            cpu_attention.Q_STRIDE: q.stride,
-            cpu_attention.KV_STRIDE: k.stride,
-            PIECES: q.recorder.rows * config.num_kv_heads,
-            cpu_attention.KV_HEADS: config.num_kv_heads,
-            cpu_attention.GROUP: config.num_heads // config.num_kv_heads,
-            cpu_attention.HEAD_DIM: config.head_dim,
-            cpu_attention.HALF: cos.shape[1],
-            cpu_attention.COS: cos.data_ptr(),
-            cpu_attention.SIN: sin.data_ptr(),
-            cpu_attention.ROPE_ROWS: inputs.rope_rows.data_ptr(),
-            cpu_attention.K_CACHE: cache.k.data_ptr(),
-            cpu_attention.V_CACHE: cache.v.data_ptr(),
-            cpu_attention.BLOCK_SIZE: self._cache.block_size,
-            cpu_attention.BLOCK_TABLE: inputs.block_table.data_ptr(),
-            cpu_attention.TABLE_STRIDE: inputs.block_table.stride(0) * 4,
-            cpu_attention.CONTEXT: inputs.context_lens.data_ptr(),
-            cpu_attention.SLOTS: inputs.slot_mapping.data_ptr(),
-            cpu_attention.FLOATS: floats.data_ptr(),
-            cpu_attention.WINDOW: window_of(config, layer) or 0,
-        }
-        if config.qk_norm:
-            for slot, name in ((cpu_attention.Q_NORM, "q_norm"), (cpu_attention.K_NORM, "k_norm")):
-                slots[slot] = norms[name].effective.data_ptr()
-                keep.append(norms[name].effective)
-        group = config.num_heads // config.num_kv_heads
-        size = config.num_heads * config.head_dim
-        return q.recorder.attention(slots, keep, self._rotary.length, group, size)

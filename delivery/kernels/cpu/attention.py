@@ -104,24 +104,63 @@ def _add_scaled(_t: Any, out: Any, x: Any, by: Any, count: Any) -> Any:
 
 
 @intrinsic
-def _softmax(_t: Any, x: Any, vectors: Any) -> Any:
-    """x = e^(x − max x) in place over vectors · 16 floats; the sum."""
+def copy(_t: Any, out: Any, x: Any, count: Any) -> Any:
+    """out = x over a multiple of 16 floats."""
+
+    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        with cgutils.for_range(b, b.udiv(a[2], const(LANES)), intp=I64) as loop:
+            at = b.mul(loop.index, const(4 * LANES))
+            store(b, load(b, b.add(a[1], at), vector(F32)), b.add(a[0], at))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), code
+
+
+@intrinsic
+def highest(_t: Any, x: Any, vectors: Any) -> Any:
+    """The largest of vectors · 16 floats."""
 
     def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
         peak = cgutils.alloca_once_value(b, splat_const(F32, -3.0e38))
-        sums = cgutils.alloca_once_value(b, splat_const(F32, 0.0))
         with cgutils.for_range(b, a[1], intp=I64) as loop:
             values = load(b, b.add(a[0], b.mul(loop.index, const(4 * LANES))), vector(F32))
             b.store(largest(b, b.load(peak), values), peak)
-        highest = splat(b, largest_of(b, b.load(peak)))
-        with cgutils.for_range(b, a[1], intp=I64) as loop:
+        return largest_of(b, b.load(peak))
+
+    return types.float32(types.int64, types.int64), code
+
+
+@intrinsic
+def exp_below(_t: Any, x: Any, peak: Any, vectors: Any) -> Any:
+    """x = e^(x − peak) in place over vectors · 16 floats; the sum."""
+
+    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        sums = cgutils.alloca_once_value(b, splat_const(F32, 0.0))
+        peak = splat(b, a[1])
+        with cgutils.for_range(b, a[2], intp=I64) as loop:
             at = b.add(a[0], b.mul(loop.index, const(4 * LANES)))
-            values = exp(b, b.fsub(load(b, at, vector(F32)), highest))
+            values = exp(b, b.fsub(load(b, at, vector(F32)), peak))
             b.store(b.fadd(b.load(sums), values), sums)
             store(b, values, at)
         return total(b, b.load(sums))
 
-    return types.float32(types.int64, types.int64), code
+    return types.float32(types.int64, types.float32, types.int64), code
+
+
+@intrinsic
+def scale_into(_t: Any, out: Any, x: Any, by: Any, count: Any) -> Any:
+    """out = by · x over a multiple of 16 floats; out may be x."""
+
+    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        by = splat(b, a[2])
+        with cgutils.for_range(b, b.udiv(a[3], const(LANES)), intp=I64) as loop:
+            at = b.mul(loop.index, const(4 * LANES))
+            store(b, b.fmul(load(b, b.add(a[1], at), vector(F32)), by), b.add(a[0], at))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, types.float32, i), code
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
@@ -162,6 +201,26 @@ def _turn(op: int, m: int, q: int, k: int, eps: np.float32) -> None:
         _rotate(q + 4 * h * size, half, cos, sin)
 
 
+@njit(nogil=True, cache=True, no_cpython_wrapper=True)
+def store_row(op: int, m: int, head: int) -> None:
+    """Rotate a key head and its query heads of row m in place; keep key and value at the row's slot."""
+    kv_heads, group, size = (
+        read_i64(op + 8 * KV_HEADS),
+        read_i64(op + 8 * GROUP),
+        read_i64(op + 8 * HEAD_DIM),
+    )
+    q = read_i64(op + 8 * Q) + m * read_i64(op + 8 * Q_STRIDE) + 4 * head * group * size
+    kv_offset = m * read_i64(op + 8 * KV_STRIDE) + 4 * head * size
+    k, v = read_i64(op + 8 * K) + kv_offset, read_i64(op + 8 * V) + kv_offset
+    _turn(op, m, q, k, read_f32(read_i64(op + 8 * FLOATS) + 8))
+    slot = read_i64(read_i64(op + 8 * SLOTS) + 8 * m)
+    if slot < 0:
+        return
+    at = 4 * (slot * kv_heads + head) * size
+    copy(read_i64(op + 8 * K_CACHE) + at, k, size)
+    copy(read_i64(op + 8 * V_CACHE) + at, v, size)
+
+
 @kernel(KERNEL)
 def run(op: int, thread: int, piece: int) -> None:
     """Head `piece % kv_heads` of row `piece // kv_heads`."""
@@ -178,18 +237,12 @@ def run(op: int, thread: int, piece: int) -> None:
         for i in range(group * size):
             write_f32(out + 4 * i, np.float32(0.0))
         return
-    kv_offset = m * read_i64(op + 8 * KV_STRIDE) + 4 * head * size
-    k, v = read_i64(op + 8 * K) + kv_offset, read_i64(op + 8 * V) + kv_offset
+    store_row(op, m, head)
     floats = read_i64(op + 8 * FLOATS)
-    _turn(op, m, q, k, read_f32(floats + 8))
     block_size = read_i64(op + 8 * BLOCK_SIZE)
     token_bytes = 4 * kv_heads * size
-    slot = read_i64(read_i64(op + 8 * SLOTS) + 8 * m)
     k_cache = read_i64(op + 8 * K_CACHE) + 4 * head * size
     v_cache = read_i64(op + 8 * V_CACHE) + 4 * head * size
-    for i in range(size):
-        write_f32(k_cache + slot * token_bytes + 4 * i, read_f32(k + 4 * i))
-        write_f32(v_cache + slot * token_bytes + 4 * i, read_f32(v + 4 * i))
     window = read_i64(op + 8 * WINDOW)
     first = max(0, context - window) if window > 0 else 0
     table = read_i64(op + 8 * BLOCK_TABLE) + m * read_i64(op + 8 * TABLE_STRIDE)
@@ -209,7 +262,7 @@ def run(op: int, thread: int, piece: int) -> None:
         line = scores + 4 * h * vectors * LANES
         for i in range(count, vectors * LANES):
             write_f32(line + 4 * i, np.float32(-3.0e38))
-        by = np.float32(1.0) / _softmax(line, vectors)
+        by = np.float32(1.0) / exp_below(line, highest(line, vectors), vectors)
         for i in range(count):
             write_f32(line + 4 * i, read_f32(line + 4 * i) * by)
     for i in range(group * size):

@@ -9,8 +9,17 @@ import numpy as np
 from numba import njit
 
 from delivery.kernels.cpu import linear as slot
-from delivery.kernels.cpu.dot import float_dots, int8_dots
-from delivery.kernels.cpu.ir import CHUNK, DECODE, KERNEL, LANES, PRODUCTS_KERNEL, kernel, read_f32, read_i64
+from delivery.kernels.cpu.dot import float_dots, int8_dots, int8_pairs
+from delivery.kernels.cpu.ir import (
+    CHUNK,
+    DECODE,
+    LANES,
+    PRODUCTS_KERNEL,
+    kernel,
+    read_f32,
+    read_i64,
+    write_f32,
+)
 from delivery.kernels.cpu.linear import finish, input_rows
 from delivery.kernels.cpu.rows import widener
 
@@ -78,22 +87,21 @@ def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) 
     finish(op, thread, n0, n1, out, out_stride, scales if integers else 0)
 
 
-@kernel(KERNEL)
-def expand(op: int, _thread: int, piece: int) -> None:
-    """One piece of weight rows as float32, scales included, into OUT [N, padded K]."""
-    grain, n, kind = (
-        read_i64(op + 8 * slot.GRAIN),
-        read_i64(op + 8 * slot.N),
-        read_i64(op + 8 * slot.KIND),
-    )
-    vectors = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK * (CHUNK // LANES)
-    for at in range(piece * grain, min(n, (piece + 1) * grain)):
-        row = read_i64(op + 8 * slot.WEIGHT) + at * read_i64(op + 8 * slot.ROW_BYTES)
-        out = read_i64(op + 8 * slot.OUT) + at * read_i64(op + 8 * slot.OUT_STRIDE)
-        by = read_f32(read_i64(op + 8 * slot.SCALE) + 4 * at)
-        if kind == _INT8:
-            _WIDEN_I8(row, by, out, vectors)
+@kernel(PRODUCTS_KERNEL)
+def rows(op: int, _thread: int, n0: int, n1: int, out: int, out_stride: int) -> None:
+    """Weight rows n0 … n1 − 1, decoded: pairs of int16 and behind them their scale, or float32."""
+    kind, ints = read_i64(op + 8 * slot.KIND), read_i64(op + 8 * slot.INTS) != 0
+    chunks = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK
+    vectors = chunks * (CHUNK // LANES)
+    for n in range(n0, n1):
+        row = read_i64(op + 8 * slot.WEIGHT) + n * read_i64(op + 8 * slot.ROW_BYTES)
+        by, to = read_f32(read_i64(op + 8 * slot.SCALE) + 4 * n), out + (n - n0) * out_stride
+        if ints:
+            int8_pairs(row, chunks, to)
+            write_f32(to + chunks * 2 * CHUNK, by)
+        elif kind == _INT8:
+            _WIDEN_I8(row, by, to, vectors)
         elif kind == 1:
-            _WIDEN_E5(row, by, out, vectors)
+            _WIDEN_E5(row, by, to, vectors)
         else:
-            _WIDEN_E4(row, by, out, vectors)
+            _WIDEN_E4(row, by, to, vectors)

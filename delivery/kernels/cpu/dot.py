@@ -134,6 +134,46 @@ def _w4_widener(half_scales: bool) -> Any:
 w4_wideners = {half: _w4_widener(half) for half in (True, False)}
 
 
+@intrinsic
+def w4_pairs(_t: Any, row: Any, zeros: Any, groups: Any, group_chunks: Any, out: Any) -> Any:
+    """out int16 [K / 2][2]: q − z of a row; weights i and i + 16 of a chunk beside each other."""
+
+    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        row, zeros, groups, group_chunks, out = a
+        with cgutils.for_range(b, groups, intp=I64) as group:
+            zero = splat(b, b.zext(load(b, b.add(zeros, group.index), I8), I16), 2 * LANES)
+            first = b.mul(group.index, group_chunks)
+            with cgutils.for_range(b, group_chunks, intp=I64) as loop:
+                chunk = b.add(first, loop.index)
+                packed = load(b, b.add(row, b.mul(chunk, const(CHUNK // 2))), vector(I8))
+                both = b.zext(packed, vector(I32))
+                both = b.or_(both, b.shl(both, splat_const(I32, 12)))
+                both = b.and_(both, splat_const(I32, 0x000F000F))
+                values = b.sub(b.bitcast(both, vector(I16, 2 * LANES)), zero)
+                store(b, values, b.add(out, b.mul(chunk, const(2 * CHUNK))))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i, i, i), code
+
+
+@intrinsic
+def int8_pairs(_t: Any, row: Any, chunks: Any, out: Any) -> Any:
+    """out int16 [K / 2][2] of an int8 row, in the order of `w4_pairs`."""
+
+    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        with cgutils.for_range(b, a[1], intp=I64) as loop:
+            at = b.add(a[0], b.mul(loop.index, const(CHUNK)))
+            low, high = (b.sext(load(b, b.add(at, const(i)), vector(I8)), vector(I16)) for i in (0, LANES))
+            lanes = [lane for i in range(LANES) for lane in (i, i + LANES)]
+            both = b.shuffle_vector(low, high, ir.Constant(vector(I32, 2 * LANES), lanes))
+            store(b, both, b.add(a[2], b.mul(loop.index, const(2 * CHUNK))))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), code
+
+
 def _add_chunk(
     b: Builder, row: Value, zero: Value, chunk: Value, x: Value, x_stride: Value, parts: list[Value]
 ) -> None:

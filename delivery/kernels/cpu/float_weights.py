@@ -7,7 +7,7 @@ from numba import njit
 
 from delivery.kernels.cpu import linear as slot
 from delivery.kernels.cpu.dot import float_dots
-from delivery.kernels.cpu.ir import CHUNK, KERNEL, LANES, PRODUCTS_KERNEL, kernel, read_i64
+from delivery.kernels.cpu.ir import CHUNK, LANES, PRODUCTS_KERNEL, kernel, read_i64
 from delivery.kernels.cpu.linear import finish, input_rows
 from delivery.kernels.cpu.rows import widen
 
@@ -57,16 +57,11 @@ def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) 
     finish(op, thread, n0, n1, out, out_stride, 0)
 
 
-@kernel(KERNEL)
-def expand(op: int, _thread: int, piece: int) -> None:
-    """One piece of weight rows as float32 into OUT [N, padded K]."""
-    grain, n, kind = (
-        read_i64(op + 8 * slot.GRAIN),
-        read_i64(op + 8 * slot.N),
-        read_i64(op + 8 * slot.KIND),
-    )
+@kernel(PRODUCTS_KERNEL)
+def rows(op: int, _thread: int, n0: int, n1: int, out: int, out_stride: int) -> None:
+    """Weight rows n0 … n1 − 1 as float32."""
+    kind = read_i64(op + 8 * slot.KIND)
     vectors = (read_i64(op + 8 * slot.K) + CHUNK - 1) // CHUNK * (CHUNK // LANES)
-    for at in range(piece * grain, min(n, (piece + 1) * grain)):
-        row = read_i64(op + 8 * slot.WEIGHT) + at * read_i64(op + 8 * slot.ROW_BYTES)
-        out = read_i64(op + 8 * slot.OUT) + at * read_i64(op + 8 * slot.OUT_STRIDE)
-        widen(kind, row, np.float32(1.0), out, vectors)
+    for n in range(n0, n1):
+        row = read_i64(op + 8 * slot.WEIGHT) + n * read_i64(op + 8 * slot.ROW_BYTES)
+        widen(kind, row, np.float32(1.0), out + (n - n0) * out_stride, vectors)

@@ -88,8 +88,8 @@ def _call(b: Builder, name: str, result: ir.Type, arguments: list[Value], **opti
 
 
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
-    """x · y + z, rounded once."""
-    return _call(b, "llvm.fma.v16f32", x.type, [x, y, z])
+    """x · y + z, rounded once, of 8 or 16 floats."""
+    return _call(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
 
 
 def total(b: Builder, v: Value) -> Value:
@@ -105,6 +105,10 @@ def total_i32(b: Builder, v: Value) -> Value:
 
 def largest(b: Builder, x: Value, y: Value) -> Value:
     return _call(b, "llvm.maxnum.v16f32", x.type, [x, y])
+
+
+def smallest(b: Builder, x: Value, y: Value) -> Value:
+    return _call(b, "llvm.minnum.v16f32", x.type, [x, y])
 
 
 def largest_of(b: Builder, v: Value) -> Value:
@@ -231,6 +235,16 @@ def _reader(kind: ir.Type, result: Any, name: str) -> Any:
 read_f32 = _reader(F32, types.float32, "read_f32")
 read_i64 = _reader(I64, types.int64, "read_i64")
 read_i32 = _reader(I32, types.int32, "read_i32")
+
+
+@intrinsic
+def read_f16(_context: Any, address: Any) -> Any:
+    """A float16 as float32."""
+
+    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        return b.fpext(load(b, a[0], F16), F32)
+
+    return types.float32(types.int64), code
 
 
 @intrinsic

@@ -10,13 +10,12 @@ import torch
 
 from delivery.device import usable_cores
 from delivery.kernels.cpu import linear as op
+from delivery.kernels.cpu import many
 from delivery.kernels.cpu.pack import CHUNK, PackedCpu
 from delivery.kernels.cpu.program import PIECES, PREPARE, RUN, SLOTS, Crew, Program
 
 SMALL_ROWS = 32
-"""Up to here rows are multiplied with weights as they are stored; beyond, with weights that were expanded
-once for all of them."""
-_EXPANDED_FLOATS = 1 << 22
+"""Up to here rows are multiplied with weights as they are stored; beyond, with panels (`many`)."""
 _FORMS = {
     "float_weights": ("float32", "bfloat16", "float16"),
     "byte_weights": ("int8", "float8_e5m2", "float8_e4m3fn"),
@@ -99,8 +98,7 @@ def slots_of(values: dict[int, int]) -> list[int]:
 def scratch_bytes(packed: PackedCpu, rows: int) -> int:
     """Scratch that one thread needs for `rows` rows, whole cache lines."""
     n, k = packed.shape
-    groups = 1 if packed.zero is None else packed.zero.shape[1]
-    return -(-op.scratch_bytes(rows, k, groups, grain(n, k)) // 64) * 64
+    return -(-op.scratch_bytes(rows, k, _groups(packed), grain(n, k)) // 64) * 64
 
 
 def grain(n: int, k: int) -> int:
@@ -108,62 +106,89 @@ def grain(n: int, k: int) -> int:
     return max(8, min(256, _GRAIN * 576 // max(k, 1) * 2, -(-n // (4 * crew().threads))))
 
 
+def many_operations(
+    packed: PackedCpu, x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor | None, scratch: torch.Tensor
+) -> list[list[int]]:
+    """`operation` for many rows: two operations, or one where x is read as it is.
+
+    x has rows, and out has rows and columns, to the next whole tile (`many.ROWS`, `many.FEATURES`), whose
+    content does not matter. rows: uint8, `packed_bytes`; None where that is 0. scratch: `many_scratch_bytes`.
+    """
+    ints = as_integers(packed)
+    unit, panels = many_pieces(packed)
+    values = {
+        **_weight(packed),
+        RUN: many.run.address,
+        PIECES: -(-x.shape[0] // unit) * panels,
+        op.PRODUCTS: _format(packed.form)[0].rows.address,
+        op.X: x.data_ptr(),
+        op.X_STRIDE: x.stride(0) * 4,
+        op.M: x.shape[0],
+        op.BIAS: _address(packed.bias),
+        op.OUT: out.data_ptr(),
+        op.OUT_STRIDE: out.stride(0) * 4,
+        op.QUANT: _QUANT[packed.act_dtype],
+        op.INPUT_SCALE: _address(packed.input_scale),
+        op.ORDER: _address(packed.order),
+        op.SCRATCH: scratch.data_ptr(),
+        op.SCRATCH_BYTES: scratch.stride(0),
+        op.PACKED: _address(rows),
+        op.INTS: int(ints),
+        op.BLOCKS: unit // many.ROWS,
+    }
+    products = slots_of(values)
+    if rows is None:
+        return [products]
+    return [slots_of({**values, RUN: many.pack.address, PIECES: -(-x.shape[0] // many.ROWS)}), products]
+
+
+def many_pieces(packed: PackedCpu, *, glu: bool = False) -> tuple[int, int]:
+    """(rows, pieces): many rows are ⌈M / rows⌉ · pieces pieces of products."""
+    n, k = packed.shape
+    return many.ROWS * many.blocks_of(k, as_integers(packed)), many.pieces(n, glu)
+
+
+def as_integers(packed: PackedCpu) -> bool:
+    """Whether many rows of a layer are multiplied as integers."""
+    if packed.zero is not None:
+        return packed.group_size <= many.MOST_GROUP
+    return packed.form == "int8" and packed.act_dtype == torch.int8
+
+
+def packed_bytes(packed: PackedCpu, rows: int) -> int:
+    """Room for many rows in the form in which they are multiplied; 0 where that is as they are."""
+    ints = as_integers(packed)
+    if not ints and packed.order is None and packed.act_dtype is None:
+        return 0
+    return many.packed_bytes(rows, packed.shape[1], _groups(packed), ints)
+
+
+def many_scratch_bytes(packed: PackedCpu) -> int:
+    """Scratch that one thread needs for many rows, whole cache lines."""
+    return -(-many.scratch_bytes(packed.shape[1], _groups(packed), as_integers(packed)) // 64) * 64
+
+
 def linear(packed: PackedCpu, x: torch.Tensor) -> torch.Tensor:
     """x float32 [M, K] → [M, N]."""
-    rows, n = x.shape[0], packed.shape[0]
+    rows, (n, k) = x.shape[0], packed.shape
     if rows == 0:
         return x.new_empty(0, n)
+    tall = -(-rows // many.ROWS) * many.ROWS if rows > SMALL_ROWS else rows
+    packing = packed_bytes(packed, rows) if rows > SMALL_ROWS else 0
+    if padded(k) != k or x.stride(1) != 1 or (tall != rows and packing == 0):
+        wide = x.new_zeros(tall, padded(k))
+        wide[:rows, :k] = x
+        x = wide[:rows]
     if rows > SMALL_ROWS:
-        return _large(packed, x)
-    if padded(x.shape[1]) != x.shape[1] or x.stride(1) != 1:
-        wide = x.new_zeros(rows, padded(x.shape[1]))
-        wide[:, : x.shape[1]] = x
-        x = wide
+        out = x.new_empty(tall, -(-n // many.FEATURES) * many.FEATURES)
+        room = torch.empty(packing, dtype=torch.uint8) if packing else None
+        scratch = torch.empty(crew().threads, many_scratch_bytes(packed), dtype=torch.uint8)
+        crew().run(Program(many_operations(packed, x, out, room, scratch), [packed, x, out, room, scratch]))
+        return out[:rows, :n]
     out = x.new_empty(rows, n)
     scratch = torch.empty(crew().threads, scratch_bytes(packed, rows), dtype=torch.uint8)
     crew().run(Program([operation(packed, x, out, scratch)], [packed, x, out, scratch]))
     return out
-
-
-def _large(packed: PackedCpu, x: torch.Tensor) -> torch.Tensor:
-    """Many rows: weights as float32, a cache-sized piece at a time, and torch's matrix product."""
-    n, k = packed.shape
-    x = x if packed.order is None else x[:, packed.order]
-    if packed.act_dtype is not None:
-        from delivery.kernels.quantize_per_token import OP as QUANTIZE
-
-        q, scale = QUANTIZE(x, packed.act_dtype, packed.input_scale)
-        x = q.float() * scale
-    if packed.form == "float32":
-        return torch.nn.functional.linear(x, packed.data[:, :k], packed.bias)
-    out = x.new_empty(x.shape[0], n)
-    at_once = max(1, min(n, _EXPANDED_FLOATS // padded(k)))
-    buffer = torch.empty(at_once, padded(k))
-    for first in range(0, n, at_once):
-        count = min(at_once, n - first)
-        expand(packed, first, buffer[:count])
-        torch.mm(x, buffer[:count, :k].t(), out=out[:, first : first + count])
-    return out if packed.bias is None else out.add_(packed.bias)
-
-
-def expand(packed: PackedCpu, first: int, out: torch.Tensor) -> None:
-    """Rows first … first + len(out) − 1 as float32 into out [rows, padded K]."""
-    n, k = packed.shape
-    values = _weight(packed)
-    values |= {
-        RUN: _format(packed.form)[0].expand.address,
-        PIECES: op.pieces(out.shape[0], grain(n, k), op.NO_GLU),
-        op.N: out.shape[0],
-        op.WEIGHT: values[op.WEIGHT] + first * packed.row_bytes,
-        op.OUT: out.data_ptr(),
-        op.OUT_STRIDE: out.stride(0) * 4,
-        op.GRAIN: grain(n, k),
-    }
-    if packed.scale is not None:
-        values[op.SCALE] += first * packed.scale.stride(0) * packed.scale.element_size()
-    if packed.zero is not None:
-        values[op.ZERO] += first * packed.zero.stride(0)
-    crew().run(Program([slots_of(values)], [packed, out]))
 
 
 def _weight(packed: PackedCpu) -> dict[int, int]:
@@ -179,9 +204,13 @@ def _weight(packed: PackedCpu) -> dict[int, int]:
         op.SCALE_BYTES: scale.stride(0) * scale.element_size() if scale is not None and grouped else 0,
         op.ZERO: _address(zero),
         op.ZERO_BYTES: 0 if zero is None else zero.stride(0),
-        op.GROUPS: 1 if zero is None else zero.shape[1],
+        op.GROUPS: _groups(packed),
         op.GROUP_CHUNKS: packed.group_size // CHUNK,
     }
+
+
+def _groups(packed: PackedCpu) -> int:
+    return 1 if packed.zero is None else packed.zero.shape[1]
 
 
 def _address(tensor: Any) -> int:

@@ -74,8 +74,13 @@ NO_GLU, SILU, GELU_TANH, GELU = range(4)
     ORDER,
     SCRATCH,
     SCRATCH_BYTES,
-) = range(3, 28)
-# PRODUCTS: address of the format's function.
+    PACKED,
+    INTS,
+    BLOCKS,
+) = range(3, 31)
+# PRODUCTS: address of the format's function: `products`, or `rows` for many rows (`many`), which alone reads
+# the last three. PACKED: rows as `many.pack` leaves them; 0 where they are read as they are. INTS: whether
+# they and the weights are integers. BLOCKS: tiles of rows in a piece.
 
 
 @intrinsic
@@ -124,7 +129,7 @@ def _round_float(value: np.float32, dropped: int, smallest: np.float32) -> np.fl
 
 
 @intrinsic
-def _peak(_t: Any, x: Any, count: Any) -> Any:
+def peak(_t: Any, x: Any, count: Any) -> Any:
     """The largest magnitude of `count` floats, a multiple of 16."""
 
     def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
@@ -159,13 +164,13 @@ def _quantize_groups(x: int, k: int, group: int, out: int, scales: int) -> None:
     for g in range((k + group - 1) // group):
         count = min(k - g * group, group)
         at = x + 4 * g * group
-        scale = max(_peak(at, count) / np.float32(32767.0), np.float32(1e-30))
+        scale = max(peak(at, count) / np.float32(32767.0), np.float32(1e-30))
         write_f32(scales + 4 * g, scale)
         _to_int16(at, np.float32(1.0) / scale, out + 2 * g * group, count)
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
-def _quantize_row(x: int, k: int, mode: int, fixed: int, out: int) -> np.float32:
+def quantize_row(x: int, k: int, mode: int, fixed: int, out: int) -> np.float32:
     """One padded row in the steps of a dtype: int16 for int8, float32 for fp8; returns its scale."""
     limit = np.float32(127.0)
     if mode == QUANT_E4M3:
@@ -175,7 +180,7 @@ def _quantize_row(x: int, k: int, mode: int, fixed: int, out: int) -> np.float32
     if fixed != 0:
         scale = read_f32(fixed)
     else:
-        scale = max(_peak(x, k), np.float32(1e-12)) / limit
+        scale = max(peak(x, k), np.float32(1e-12)) / limit
         if mode == QUANT_INT8:
             _to_int16(x, np.float32(1.0) / scale, out, k)
             return scale
@@ -217,7 +222,7 @@ def prepare(op: int, thread: int, _piece: int) -> None:
     if quant != NO_QUANT:
         for m in range(rows):
             row = scratch + m * padded * 4
-            scale = _quantize_row(x + m * stride, padded, quant, read_i64(op + 8 * INPUT_SCALE), row)
+            scale = quantize_row(x + m * stride, padded, quant, read_i64(op + 8 * INPUT_SCALE), row)
             write_f32(scales + 4 * m, scale)
     elif read_i64(op + 8 * ZERO) != 0:
         group = read_i64(op + 8 * GROUP_CHUNKS) * CHUNK
@@ -270,7 +275,7 @@ def finish(op: int, thread: int, n0: int, n1: int, out: int, stride: int, weight
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
-def _activate(mode: int, gate: int, up: int, out: int, count: int) -> None:
+def activate_row(mode: int, gate: int, up: int, out: int, count: int) -> None:
     first = 0
     if mode == SILU:
         _silu_mul(gate, up, out, count // LANES)
@@ -305,7 +310,7 @@ def run(op: int, thread: int, piece: int) -> None:
     call_products(products, op, thread, n0, n1, gate, wide)
     call_products(products, op, thread, half + n0, half + n1, up, wide)
     for m in range(rows):
-        _activate(glu, gate + m * wide, up + m * wide, out + m * stride + 4 * n0, n1 - n0)
+        activate_row(glu, gate + m * wide, up + m * wide, out + m * stride + 4 * n0, n1 - n0)
 
 
 @kernel(KERNEL)
@@ -314,7 +319,7 @@ def activate(op: int, _thread: int, m: int) -> None:
     half = read_i64(op + 8 * N) // 2
     row = read_i64(op + 8 * X) + m * read_i64(op + 8 * X_STRIDE)
     out = read_i64(op + 8 * OUT) + m * read_i64(op + 8 * OUT_STRIDE)
-    _activate(read_i64(op + 8 * GLU), row, row + 4 * half, out, half)
+    activate_row(read_i64(op + 8 * GLU), row, row + 4 * half, out, half)
 
 
 def pieces(n: int, grain: int, glu: int) -> int:

@@ -130,6 +130,10 @@ class Program:
         self.address = int(self._slots.ctypes.data)
         self.counters = np.zeros(2 * len(operations), np.int64)
 
+    def set(self, operations: Any, slots: Any, values: Any) -> None:
+        """Write slots of some operations: int arrays, or one for all. Not while the program runs."""
+        self._slots[operations, slots] = values
+
 
 def bits_of(value: float) -> int:
     """A float32 as the int64 whose first four bytes it is."""

@@ -10,8 +10,16 @@ from __future__ import annotations
 from numba import njit
 
 from delivery.kernels.cpu import linear as slot
-from delivery.kernels.cpu.dot import w4_dots, w4_wideners
-from delivery.kernels.cpu.ir import CHUNK, KERNEL, PRODUCTS_KERNEL, kernel, read_i64
+from delivery.kernels.cpu.dot import w4_dots, w4_pairs, w4_wideners
+from delivery.kernels.cpu.ir import (
+    CHUNK,
+    PRODUCTS_KERNEL,
+    kernel,
+    read_f16,
+    read_f32,
+    read_i64,
+    write_f32,
+)
 from delivery.kernels.cpu.linear import finish, scales_of
 
 KINDS = ("w4_half", "w4_float")
@@ -65,19 +73,20 @@ def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) 
     finish(op, thread, n0, n1, out, out_stride, 0)
 
 
-@kernel(KERNEL)
-def expand(op: int, _thread: int, piece: int) -> None:
-    """One piece of weight rows as float32, scales included, into OUT [N, padded K]."""
-    grain, n, half = (
-        read_i64(op + 8 * slot.GRAIN),
-        read_i64(op + 8 * slot.N),
-        read_i64(op + 8 * slot.KIND) == 0,
-    )
+@kernel(PRODUCTS_KERNEL)
+def rows(op: int, _thread: int, n0: int, n1: int, out: int, out_stride: int) -> None:
+    """Weight rows n0 … n1 − 1, decoded: pairs of int16 and behind them the groups' scales, or float32."""
+    half, ints = read_i64(op + 8 * slot.KIND) == 0, read_i64(op + 8 * slot.INTS) != 0
     groups, size = read_i64(op + 8 * slot.GROUPS), read_i64(op + 8 * slot.GROUP_CHUNKS)
-    for at in range(piece * grain, min(n, (piece + 1) * grain)):
-        row, scales, zeros = _row(op, at)
-        out = read_i64(op + 8 * slot.OUT) + at * read_i64(op + 8 * slot.OUT_STRIDE)
-        if half:
-            _HALF_WIDEN(row, scales, zeros, groups, size, out)
+    for n in range(n0, n1):
+        row, scales, zeros = _row(op, n)
+        to = out + (n - n0) * out_stride
+        if ints:
+            w4_pairs(row, zeros, groups, size, to)
+            to += groups * size * 2 * CHUNK
+            for g in range(groups):
+                write_f32(to + 4 * g, read_f16(scales + 2 * g) if half else read_f32(scales + 4 * g))
+        elif half:
+            _HALF_WIDEN(row, scales, zeros, groups, size, to)
         else:
-            _FLOAT_WIDEN(row, scales, zeros, groups, size, out)
+            _FLOAT_WIDEN(row, scales, zeros, groups, size, to)
