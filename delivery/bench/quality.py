@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from delivery.engine import LLM
 
@@ -83,6 +85,15 @@ def continuations(
         name: [made.token_ids for made in llm.generate(prompts, sampling)]
         for name, llm in (("engine", engine), ("source", source))
     }
+
+
+def tokenizer_digest(model: Path) -> str:
+    """SHA-256 of a model's tokenizer: perplexities per token compare only where tokens are the same."""
+    found = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer.model"):
+        if (path := model / name).is_file():
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _span(ours: Any, theirs: Any, targets: Sequence[int]) -> Span:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delivery.errors import DataError
+from delivery.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from delivery.engine import LLM
 
@@ -58,6 +58,22 @@ def read_task(path: Path) -> list[Question]:
     if not out:
         raise DataError("bad-task", f"the task {path} has no questions")
     return out
+
+
+def check_names(tasks: Sequence[str]) -> None:
+    """A task is known by its file's name: of two with one name, one would hide the other.
+
+    Raises UsageError `bad-value`.
+    """
+    named = [Path(task).stem for task in tasks]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            "bad-value",
+            f"two tasks are named {twice!r}",
+            why="their results have the same name, and one would hide the other",
+            hint="rename one of the files",
+        )
 
 
 def accuracy(llm: LLM, questions: Sequence[Question], done: Callable[[int], None]) -> int:

@@ -98,13 +98,18 @@ def findings(measured: Mapping[str, Any], judged: Sequence[Metric]) -> list[Find
 
 
 def against_release(
-    found: Found | None, metrics: Sequence[Metric], drift: float
+    found: Found | None, metrics: Sequence[Metric], drift: float, read_as: Mapping[str, Any]
 ) -> tuple[list[Metric], list[Finding], dict[str, str] | None]:
     """Perplexities held against the last release's, where it is known: metrics, findings, and the baseline
-    as a report shows it. drift: largest ratio of a perplexity to the release's."""
+    as a report shows it. drift: largest ratio of a perplexity to the release's. read_as: what makes texts
+    into tokens; where the release's was another, perplexities per token say nothing of each other."""
     if found is None or found.made_now:
         return list(metrics), [], None
     before = found.baseline.anchor or found.baseline.current
+    other = [name for name, value in read_as.items() if before.settings.get(name, value) != value]
+    if other:
+        told = f"not compared with the last release's perplexities: another {' and '.join(other)}"
+        return list(metrics), [Finding("warning", told)], None
     judged, findings = against(metrics, before.values, drift)
     return judged, findings, compose.baseline_details(before)
 

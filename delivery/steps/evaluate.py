@@ -101,10 +101,11 @@ class Evaluate:
 
     def preflight(self, inputs: Known, device: str = "cpu") -> None:
         """Check that tasks and corpora are readable, held-out text exists, and windows fit the models."""
-        from delivery.bench.tasks import read_task
+        from delivery.bench.tasks import check_names, read_task
         from delivery.corpus import check_heldout
 
         check_heldout(self.corpus)
+        check_names([*self.tasks, *self.harness])
         for task in self.tasks:
             read_task(Path(task))
         self._check_lengths(inputs)
@@ -144,7 +145,7 @@ class Evaluate:
 
     def run(self, ctx: StepContext) -> None:
         from delivery.bench.facts import facts
-        from delivery.bench.quality import compare_quality, continuations, in_turn
+        from delivery.bench.quality import compare_quality, continuations, in_turn, tokenizer_digest
         from delivery.checkpoint import Tokenizer
         from delivery.corpus import heldout_windows
         from delivery.engine import LLM
@@ -179,6 +180,7 @@ class Evaluate:
             "engine": ctx.input("engine").digest,
             "corpora": corpora,
             "corpus_digests": self._asked(),
+            "read_as": {"tokenizer": tokenizer_digest(ctx.input("source").path), "seed": ctx.seed},
             "continuations": {
                 **outputs,
                 "corpora": [name for name, _ in first],
@@ -223,7 +225,9 @@ class Evaluate:
         metrics = quality.metrics(measured, limits)
         findings = quality.findings(measured, metrics)
         found = self._release(ctx)
-        metrics, drifted, baseline = quality.against_release(found, metrics, self.drift)
+        metrics, drifted, baseline = quality.against_release(
+            found, metrics, self.drift, measured.get("read_as", {})
+        )
         findings += [*drifted, *quality.not_continued(ctx.gate.get("limits", {}), metrics)]
         findings += quality.unmatched(ctx.gate.get("limits", {}), metrics)
         verdict = worst([Verdict(m.status) for m in metrics if m.status != "shown"])
@@ -272,6 +276,7 @@ class Evaluate:
             runs=(),
             values={m.name: m.value for m in quality.metrics(measured, {})},
             versions=measured["versions"],
+            settings=measured.get("read_as", {}),
             commit=compose.commit_of(report),
             recorded=compose.today(),
             measurement=compose.measurement_of(report),

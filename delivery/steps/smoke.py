@@ -277,4 +277,14 @@ class Smoke:
     def _read(self) -> list[Suite]:
         from delivery.gate.outputs.suite_file import read_suite
 
-        return [read_suite(path) for path in self._paths()]
+        suites = [read_suite(path) for path in self._paths()]
+        named = [suite.name for suite in suites]
+        twice = next((name for name in named if named.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                "bad-suite",
+                f"two suites are named {twice!r}",
+                why="an answer is found by the names of its suite and prompt",
+                hint="change `name` in one of the files",
+            )
+        return suites

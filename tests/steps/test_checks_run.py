@@ -221,6 +221,25 @@ def test_evaluate_of_a_model_against_itself_is_perfect(tmp_path, tiny_checkpoint
     drifted = step.judge(ctx)
     assert drifted.verdict is Verdict.FAIL
     assert "against the last release's" in " ".join(f.text for f in drifted.findings)
+    data["read_as"]["tokenizer"] = "f" * 64
+    (ctx.out / "evaluate.json").write_text(json.dumps(data))
+    other = step.judge(ctx)
+    assert other.verdict is Verdict.PASS
+    told = "not compared with the last release's perplexities: another tokenizer"
+    assert told in [f.text for f in other.findings]
+
+
+def test_of_two_tasks_or_suites_with_one_name_neither_hides_the_other(tmp_path, suite):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "quiz.jsonl").write_text('{"prompt": "a", "answer": "b"}')
+    tasks = tuple(str(tmp_path / folder / "quiz.jsonl") for folder in ("a", "b"))
+    with pytest.raises(UsageError, match="two tasks are named 'quiz'"):
+        Evaluate(tasks=tasks).preflight({})
+    twin = tmp_path / "twin.yaml"
+    twin.write_bytes(suite.read_bytes())
+    with pytest.raises(UsageError, match="two suites are named"):
+        Smoke(suites=(str(suite), str(twin))).preflight({})
 
 
 def test_garbled_continuations_are_counted_per_corpus_for_both_models():
