@@ -17,12 +17,13 @@ _POWER_CAP = 0x4
 class Watch:
     """Samples the first card from a thread of its own between `with` and its end.
 
-    After it: `clock_mhz` and `power_w`, medians without the first fifth of the time; `capped`, the share of
+    After it: `clock_mhz` and `power_w`, medians without the first `skip` of the time; `capped`, the share of
     samples at which the power limit held the clock down.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skip: float = 0.2) -> None:
         pynvml.nvmlInit()
+        self._skip = skip
         self._card = pynvml.nvmlDeviceGetHandleByIndex(0)
         self._samples: list[tuple[int, float, bool]] = []
         self._ended = threading.Event()
@@ -40,7 +41,7 @@ class Watch:
         self._ended.set()
         self._thread.join()
         self.seconds = time.perf_counter() - self._began
-        late = self._samples[len(self._samples) // 5 :] or [(0, 0.0, False)]
+        late = self._samples[int(len(self._samples) * self._skip) :] or [(0, 0.0, False)]
         self.clock_mhz = statistics.median(clock for clock, _, _ in late)
         self.power_w = statistics.median(power for _, power, _ in late)
         self.capped = sum(capped for _, _, capped in late) / len(late)

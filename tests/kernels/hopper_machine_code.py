@@ -47,9 +47,9 @@ PREFILL = {
     "bf16": {"LAYOUT": "auto", "STAGES": 3, "CHOOSE": True, "SEQUENCES": 128},
     "few-sequences": {"LAYOUT": "auto", "STAGES": 3},
     "narrow-heads": {"LAYOUT": "auto", "HEAD_DIM": 64},
-    "int8": {"LAYOUT": "int8", "PAGE": 16, "CHOOSE": True, "SEQUENCES": 128},
-    "fp8": {"LAYOUT": "fp8"},
-    "int4": {"LAYOUT": "int4"},
+    "int8": {"LAYOUT": "int8", "PAGE": 32, "CHOOSE": True, "SEQUENCES": 128},
+    "fp8": {"LAYOUT": "fp8", "CHOOSE": True, "SEQUENCES": 128},
+    "int4": {"LAYOUT": "int4", "PAGE": 32},
 }
 
 
@@ -112,13 +112,13 @@ def compiled_prefill(**options: Any) -> Any:
     from delivery.kernels.gpu import prefill_hopper
 
     layout, head_dim = options.pop("LAYOUT"), options.pop("HEAD_DIM", 128)
-    pages = f"tensordesc<bf16[64, {head_dim}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    pages = f"tensordesc<bf16[64, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
     strides = ("q_stride", "out_stride", "table_stride", "block_stride", "scale_stride")
     signature = {
         **dict.fromkeys(("q", "out"), "*bf16"),
         **dict.fromkeys(("k_cache", "v_cache"), pages if layout == "auto" else "*i32"),
-        **dict.fromkeys(("block_table", "query_start", "context_lens"), "*i32"),
-        **dict.fromkeys((*strides, "num_decodes", "num_sequences", "tiles"), "i32"),
+        **dict.fromkeys(("block_table", "query_start", "context_lens", "counter"), "*i32"),
+        **dict.fromkeys((*strides, "first_row", "sequences", "tiles", "programs"), "i32"),
         "factor": "fp32",
     }
     constants = {
@@ -142,7 +142,15 @@ def compiled_prefill(**options: Any) -> Any:
     else:
         signature |= scales
     even = ("q_stride", "out_stride", "block_stride", "scale_stride")
-    return compiled(prefill_hopper._kernel, signature, constants, 4, 168, even)
+    return compiled(
+        prefill_hopper._kernel,
+        signature,
+        constants,
+        4,
+        168,
+        even,
+        ("block_table", "query_start", "context_lens"),
+    )
 
 
 def compiled(
@@ -152,6 +160,7 @@ def compiled(
     warps: int,
     registers: int,
     even: tuple[str, ...] = (),
+    uneven: tuple[str, ...] = (),
 ) -> Any:
     """`even`: integers that are multiples of 16, as the launcher finds out by itself."""
     import triton
@@ -166,7 +175,7 @@ def compiled(
         {
             (names.index(name),): [["tt.divisibility", 16]]
             for name, kind in signature.items()
-            if kind[0] == "*" or name in even
+            if (kind[0] == "*" and name not in uneven) or name in even
         },
     )
     return triton.compile(

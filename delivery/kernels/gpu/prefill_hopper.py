@@ -22,12 +22,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from delivery.kernels.gpu.arrivals import arrival_counters
 from delivery.kernels.gpu.decode_config import sequence_lanes
 from delivery.kernels.gpu.hopper import gdc_wait, rows_descriptor
 from delivery.kernels.gpu.overlap import overlaps
-from delivery.kernels.gpu.prefill_consumer import ROWS, TOKENS, consume
+from delivery.kernels.gpu.prefill_consumer import ROWS, STEP, TOKENS, consume
+from delivery.kernels.gpu.prefill_order import FIELDS, SLOTS
 from delivery.kernels.gpu.prefill_pages import convert_pages
-from delivery.kernels.gpu.prefill_producer import copy_pages
+from delivery.kernels.gpu.prefill_producer import COLUMNS, copy_pages, load_queries
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.targets import multiprocessors
 
@@ -40,11 +42,16 @@ MAX_SEQUENCES = 128
 the assembler keeps there have been found wrong in kernels of this form."""
 SPILL_FREE = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
 """Whether the kernel that converts has its values in registers alone. In triton 3.9 a few are spilled."""
+SMALLEST_CONVERTED = 32
+"""Tokens of a quantised page. Pages of 16 have so many addresses that the assembler spills."""
 FORMS = {"auto": 16, "int8": 8, "fp8": -8, "int4": 4}
 """LAYOUT in the kernels: bits of a value, −8 for fp8."""
 
 
-@gluon.jit(do_not_specialize=["num_decodes", "num_sequences", "table_stride", "tiles"])
+@gluon.jit(
+    do_not_specialize=["first_row", "sequences", "table_stride", "tiles", "programs"],
+    do_not_specialize_on_alignment=["query_start", "context_lens", "block_table"],
+)
 def _kernel(
     q,
     k_cache,
@@ -61,9 +68,11 @@ def _kernel(
     block_stride,
     scale_stride,
     factor,
-    num_decodes,
-    num_sequences,
+    first_row,
+    sequences,
     tiles,
+    programs,
+    counter,
     TOKEN_STRIDE: gl.constexpr,
     HEAD_STRIDE: gl.constexpr,
     GROUP: gl.constexpr,
@@ -81,15 +90,26 @@ def _kernel(
     dtype: gl.constexpr = q.dtype.element_ty if LAYOUT == 16 else gl.float16
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_tiles = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], SHARED)
-    k_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TOKENS, HEAD_DIM], SHARED)
-    v_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TOKENS, HEAD_DIM], SHARED)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, STEP, HEAD_DIM], SHARED)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, STEP, HEAD_DIM], SHARED)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    slots = gl.allocate_shared_memory(gl.int32, [SLOTS, FIELDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    heard = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=1)
         mbarrier.init(turns.index(i), count=1)
+    COPIED: gl.constexpr = LAYOUT == 16
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(told.index(i), count=1)
+        mbarrier.init(heard.index(i), count=4 if COPIED else 2)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
@@ -100,38 +120,51 @@ def _kernel(
         gdc_launch_dependents()
         gdc_wait()
     rings = (k_ring, v_ring)
-    barriers = (k_ready, k_free, v_ready, v_free, turns)
-    where = (query_start, context_lens, num_decodes, num_sequences, tiles)
-    CONVERTED: gl.constexpr = LAYOUT != 16
+    barriers = (k_ready, k_free, v_ready, v_free, q_ready, q_free, turns)
+    notes = (slots, told, heard)
+    where = (query_start, context_lens, first_row, sequences, tiles, programs, counter)
     # Argument tuples stand in the calls: by an assignment their constants would become values.
-    if CONVERTED:
+    if COPIED:
         gl.warp_specialize(
             [
                 (
                     consume,
                     (
-                        q, out, q_tiles.index(0), rings, barriers, where, q_stride, out_stride, factor, 0,
-                        GROUP, KV_HEADS, HEAD_DIM, QUERIES, SEQUENCES, CHOOSE, CONVERTED, STAGES,
+                        q, out, q_tiles.index(0), rings, barriers, notes, q_stride, out_stride, factor, 0,
+                        GROUP, HEAD_DIM, QUERIES, True, STAGES,
                     ),
                 ),
                 (
                     consume,
                     (
-                        q, out, q_tiles.index(1), rings, barriers, where, q_stride, out_stride, factor, 1,
-                        GROUP, KV_HEADS, HEAD_DIM, QUERIES, SEQUENCES, CHOOSE, CONVERTED, STAGES,
+                        q, out, q_tiles.index(1), rings, barriers, notes, q_stride, out_stride, factor, 1,
+                        GROUP, HEAD_DIM, QUERIES, True, STAGES,
                     ),
                 ),
                 (
-                    convert_pages,
+                    copy_pages,
                     (
-                        k_cache, v_cache, k_scale, v_scale, rings, barriers, block_table, table_stride,
-                        block_stride, scale_stride, where, TOKEN_STRIDE, HEAD_STRIDE, LAYOUT,
+                        k_cache, v_cache, rings, barriers, notes, block_table, table_stride, where,
                         KV_HEADS, HEAD_DIM, PAGE, QUERIES, SEQUENCES, CHOOSE, STAGES,
                     ),
                 ),
+                (
+                    load_queries,
+                    (
+                        q, q_tiles.index(0), q_ready.index(0), q_free.index(0), notes, q_stride, 0,
+                        GROUP, HEAD_DIM,
+                    ),
+                ),
+                (
+                    load_queries,
+                    (
+                        q, q_tiles.index(1), q_ready.index(1), q_free.index(1), notes, q_stride, 1,
+                        GROUP, HEAD_DIM,
+                    ),
+                ),
             ],
-            [4, 4],
-            [CONSUMER, PRODUCER],
+            [4, 1, 1, 1],
+            [232, 40, 40, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -139,27 +172,28 @@ def _kernel(
                 (
                     consume,
                     (
-                        q, out, q_tiles.index(0), rings, barriers, where, q_stride, out_stride, factor, 0,
-                        GROUP, KV_HEADS, HEAD_DIM, QUERIES, SEQUENCES, CHOOSE, CONVERTED, STAGES,
+                        q, out, q_tiles.index(0), rings, barriers, notes, q_stride, out_stride, factor, 0,
+                        GROUP, HEAD_DIM, QUERIES, False, STAGES,
                     ),
                 ),
                 (
                     consume,
                     (
-                        q, out, q_tiles.index(1), rings, barriers, where, q_stride, out_stride, factor, 1,
-                        GROUP, KV_HEADS, HEAD_DIM, QUERIES, SEQUENCES, CHOOSE, CONVERTED, STAGES,
+                        q, out, q_tiles.index(1), rings, barriers, notes, q_stride, out_stride, factor, 1,
+                        GROUP, HEAD_DIM, QUERIES, False, STAGES,
                     ),
                 ),
                 (
-                    copy_pages,
+                    convert_pages,
                     (
-                        k_cache, v_cache, rings, barriers, block_table, table_stride, where,
+                        k_cache, v_cache, k_scale, v_scale, rings, barriers, notes, block_table,
+                        table_stride, block_stride, scale_stride, where, TOKEN_STRIDE, HEAD_STRIDE, LAYOUT,
                         KV_HEADS, HEAD_DIM, PAGE, QUERIES, SEQUENCES, CHOOSE, STAGES,
                     ),
                 ),
             ],
-            [4, 1],
-            [232, 40],
+            [4, 4],
+            [CONSUMER, PRODUCER],
         )  # fmt: skip
 
 
@@ -187,8 +221,10 @@ def why_not(
         return "this triton's assembler keeps values of the converting kernel in memory"
     if k_cache.stride() != v_cache.stride():
         return "keys and values lie differently"
-    if plain and not (page >= TOKENS.value and k_cache.is_contiguous() and v_cache.is_contiguous()):
-        return f"pages of {page} tokens cannot be copied by {TOKENS.value}"
+    if page < (TOKENS.value if plain else SMALLEST_CONVERTED):
+        return f"pages of {page} tokens"
+    if plain and not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        return "pages that do not lie one behind another"
     return None
 
 
@@ -215,9 +251,7 @@ def prefill(
     queries = 2 * ROWS.value // group
     sequences = block_table.shape[0] - num_decodes
     tiles = kv_heads * ((tokens - num_decodes) // queries + sequences)
-    at_once = multiprocessors(q.device)
-    # Few tiles: one a program, because some have nothing to do and leave at once. Many: tile after tile.
-    programs = tiles if tiles <= 4 * at_once else at_once
+    programs = min(tiles, multiprocessors(q.device))
     keys, values = (_pages(c) if layout == "auto" else c.view(torch.int32) for c in (k_cache, v_cache))
     strides = k_cache.stride() if layout == "auto" else keys.stride()
     overlap = overlaps(q.device)
@@ -227,9 +261,9 @@ def prefill(
         values,
         k_scale,
         v_scale,
-        block_table,
-        query_start,
-        context_lens,
+        block_table[num_decodes:],
+        query_start[num_decodes:],
+        context_lens[num_decodes:],
         out,
         q.stride(0),
         out.stride(0),
@@ -238,8 +272,10 @@ def prefill(
         0 if k_scale is None else k_scale.stride(0),
         scale * LOG2E,
         num_decodes,
-        block_table.shape[0],
+        sequences,
         tiles,
+        programs,
+        arrival_counters(q.device, 1),
         TOKEN_STRIDE=strides[1],
         HEAD_STRIDE=strides[2],
         GROUP=group,
@@ -261,4 +297,4 @@ def prefill(
 def _pages(cache: torch.Tensor) -> TensorDescriptor:
     """The cache as lines of tokens, read a page of one head at a time."""
     lines = cache.view(cache.shape[0] * cache.shape[1], cache.shape[2] * cache.shape[3])
-    return rows_descriptor(lines, TOKENS.value, cache.shape[3])
+    return rows_descriptor(lines, TOKENS.value, COLUMNS.value)

@@ -6,10 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from delivery.kernels.gpu.prefill_producer import steps_of, tile_of_round
-
-RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-"""Triton 3.6 has the same under a private name."""
+from delivery.kernels.gpu.prefill_order import announce, next_number, steps_of, tile_at
+from delivery.kernels.gpu.prefill_producer import RENAMED
 
 _INT8 = gl.constexpr("""
 {
@@ -114,28 +112,32 @@ def _read(
 
 
 @gluon.jit
-def _write(page, words, scale, least, LAYOUT: gl.constexpr):
-    """Words of a quantised page as fp16 to a page [TOKENS, HEAD_DIM] of a ring."""
-    TOKENS: gl.constexpr = page.shape[0]
+def _write(step, page, words, scale, least, LAYOUT: gl.constexpr):
+    """Words of a quantised page as fp16 to half `page` of a ring's step [2 · TOKENS, HEAD_DIM]."""
+    TOKENS: gl.constexpr = step.shape[0] // 2
     WORDS: gl.constexpr = words.shape[1]
     LINES: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     if RENAMED:
-        view = page.reinterpret(gl.int32, [TOKENS, page.shape[1] // 2], LINES)
+        view = step.reinterpret(gl.int32, [2 * TOKENS, step.shape[1] // 2], LINES).slice(
+            page * TOKENS, TOKENS
+        )
     else:
-        view = page._reinterpret(gl.int32, [TOKENS, page.shape[1] // 2], LINES)
-    step = _twice(scale * 64.0).expand_dims(1)
-    step, words = gl.broadcast(step, words)
+        view = step._reinterpret(gl.int32, [2 * TOKENS, step.shape[1] // 2], LINES).slice(
+            page * TOKENS, TOKENS
+        )
+    factor = _twice(scale * 64.0).expand_dims(1)
+    factor, words = gl.broadcast(factor, words)
     if LAYOUT == 4:
         bottom, words = gl.broadcast(_twice(least).expand_dims(1), words)
         a, b, c, d = gl.inline_asm_elementwise(
-            _INT4, "=&r,=&r,=&r,=&r,r,r,r", [words, step, bottom],
+            _INT4, "=&r,=&r,=&r,=&r,r,r,r", [words, factor, bottom],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
         view.slice(0, 2 * WORDS, 1).store(gl.join(a, b).reshape([TOKENS, 2 * WORDS]))
         view.slice(2 * WORDS, 2 * WORDS, 1).store(gl.join(c, d).reshape([TOKENS, 2 * WORDS]))
     else:
         a, b = gl.inline_asm_elementwise(
-            _INT8 if LAYOUT == 8 else _FP8, "=&r,=&r,r,r", [words, step],
+            _INT8 if LAYOUT == 8 else _FP8, "=&r,=&r,r,r", [words, factor],
             dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
         view.store(gl.join(a, b).reshape([TOKENS, 2 * WORDS]))
@@ -149,6 +151,7 @@ def convert_pages(
     v_scale,
     rings,
     barriers,
+    notes,
     block_table,
     table_stride,
     block_stride,
@@ -165,22 +168,26 @@ def convert_pages(
     CHOOSE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """A warp group: reads quantised pages a step ahead and writes them to the rings as fp16."""
+    """A warp group: chooses tiles, reads quantised pages a step ahead, writes them to the rings as fp16."""
     k_ring, v_ring = rings
-    k_ready, k_free, v_ready, v_free, _turns = barriers
-    TOKENS: gl.constexpr = k_ring.shape[1]
+    k_ready, k_free, v_ready, v_free, _q_ready, _q_free, _turns = barriers
+    TOKENS: gl.constexpr = k_ring.shape[1] // 2
     WORDS: gl.constexpr = HEAD_DIM // 8 if LAYOUT == 4 else HEAD_DIM // 4
     PARTS: gl.constexpr = 2 if LAYOUT == 4 else 1
     L: gl.constexpr = gl.BlockedLayout([1, 4], [128 // WORDS, WORDS // 4], [gl.num_warps(), 1], [1, 0])
     stage = 0
     phase = 0
-    for base in range(0, where[4], gl.num_programs(0)):
-        b, head, _start, queries, length, local = tile_of_round(
-            base, where, KV_HEADS, QUERIES, SEQUENCES, CHOOSE
-        )
+    announcements = 0
+    tile = gl.program_id(0)
+    while tile < where[4]:
+        b, head, start, queries, length, local = tile_at(tile, where, KV_HEADS, QUERIES, SEQUENCES, CHOOSE)
         if local < queries:
             table = block_table + b.to(gl.int64) * table_stride
-            steps = steps_of(length, queries, local, QUERIES, TOKENS)
+            steps = steps_of(length, queries, local, QUERIES, 2 * TOKENS)
+            announce(
+                notes, announcements, start + local, queries - local, length - queries + local, head, steps
+            )
+            announcements += 1
             first = (steps - 1) * (2 * TOKENS)
             w0, s0, m0 = _read(
                 k_cache, k_scale, table, first, length, head, block_stride, scale_stride,
@@ -192,12 +199,12 @@ def convert_pages(
             )  # fmt: skip
             for _step in range(steps):
                 mbarrier.wait(k_free.index(stage), phase ^ 1)
-                _write(k_ring.index(2 * stage), w0, s0, m0, LAYOUT)
+                _write(k_ring.index(stage), 0, w0, s0, m0, LAYOUT)
                 w0, s0, m0 = _read(
                     v_cache, v_scale, table, first, length, head, block_stride, scale_stride,
                     TOKEN_STRIDE, HEAD_STRIDE, WORDS, TOKENS, PAGE, PARTS, L,
                 )  # fmt: skip
-                _write(k_ring.index(2 * stage + 1), w1, s1, m1, LAYOUT)
+                _write(k_ring.index(stage), 1, w1, s1, m1, LAYOUT)
                 w1, s1, m1 = _read(
                     v_cache, v_scale, table, first + TOKENS, length, head, block_stride, scale_stride,
                     TOKEN_STRIDE, HEAD_STRIDE, WORDS, TOKENS, PAGE, PARTS, L,
@@ -206,12 +213,12 @@ def convert_pages(
                 mbarrier.arrive(k_ready.index(stage), count=1)
                 first = gl.maximum(first - 2 * TOKENS, 0)
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
-                _write(v_ring.index(2 * stage), w0, s0, m0, LAYOUT)
+                _write(v_ring.index(stage), 0, w0, s0, m0, LAYOUT)
                 w0, s0, m0 = _read(
                     k_cache, k_scale, table, first, length, head, block_stride, scale_stride,
                     TOKEN_STRIDE, HEAD_STRIDE, WORDS, TOKENS, PAGE, PARTS, L,
                 )  # fmt: skip
-                _write(v_ring.index(2 * stage + 1), w1, s1, m1, LAYOUT)
+                _write(v_ring.index(stage), 1, w1, s1, m1, LAYOUT)
                 w1, s1, m1 = _read(
                     k_cache, k_scale, table, first + TOKENS, length, head, block_stride, scale_stride,
                     TOKEN_STRIDE, HEAD_STRIDE, WORDS, TOKENS, PAGE, PARTS, L,
@@ -222,3 +229,5 @@ def convert_pages(
                 if stage == STAGES:
                     stage = 0
                     phase ^= 1
+        tile = next_number(where)
+    announce(notes, announcements, 0, 0, 0, 0, 0)

@@ -1,59 +1,30 @@
-"""The producer of prefill_hopper.py for pages that are copied as they are, and the order of tiles."""
+"""Producers of prefill_hopper.py: pages that are copied as they are, and queries."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from delivery.kernels.gpu.hopper import tma_load
+from delivery.kernels.gpu.hopper import barrier, tma_load
+from delivery.kernels.gpu.prefill_order import announce, announced, next_number, steps_of, tile_at
 
-
-@gluon.jit
-def tile_of_round(
-    base,
-    where,
-    KV_HEADS: gl.constexpr,
-    QUERIES: gl.constexpr,
-    SEQUENCES: gl.constexpr,
-    CHOOSE: gl.constexpr,
-):
-    """(sequence, kv head, its first row of q, its queries, its length, first query) of a program's tile.
-
-    Tiles lie as in prefill_attention.py, longest first; rounds run back and forth over the programs, so that
-    none gets the longest tile of every round. A first query past `queries` says that there is no tile.
-    """
-    query_start, context_lens, num_decodes, num_sequences, tiles = where
-    LANES: gl.constexpr = gl.BlockedLayout([max(1, SEQUENCES // 32)], [32], [gl.num_warps()], [0])
-    programs = gl.num_programs(0)
-    own = gl.program_id(0)
-    if (base // programs) % 2 == 1:
-        own = programs - 1 - own
-    tile = base + own
-    head = tile % KV_HEADS
-    number = tiles // KV_HEADS - 1 - tile // KV_HEADS
-    # Sequences of this call are num_decodes .. num_sequences − 1, their rows begin at num_decodes.
-    lane = gl.arange(0, SEQUENCES, LANES)
-    owned = num_decodes + lane < num_sequences
-    starts = gl.load(query_start + num_decodes + lane, mask=owned, other=0) - num_decodes
-    before = gl.sum((owned & (starts // QUERIES + lane <= number)).to(gl.int32), 0) - 1
-    b = num_decodes + gl.maximum(before, 0)
-    start = gl.load(query_start + b)
-    queries = gl.load(query_start + b + 1) - start
-    local = (number - ((start - num_decodes) // QUERIES + before)) * QUERIES
-    if CHOOSE:
-        queries = gl.where(queries == 1, 0, queries)
-    if tile >= tiles:
-        queries = 0
-        local = 0
-    return b, head, start, queries, gl.load(context_lens + b), local
+RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+"""Triton 3.6 has the same under a private name."""
+COLUMNS = gl.constexpr(64)
+"""Features that lie side by side in shared memory: 128 bytes."""
 
 
 @gluon.jit
-def steps_of(length, queries, local, QUERIES: gl.constexpr, TOKENS: gl.constexpr):
-    """Steps of two pages that a tile takes: at least one, so that a sequence without context gives zeros."""
-    end = gl.minimum(length - queries + local + QUERIES, length)
-    return gl.maximum((end + 2 * TOKENS - 1) // (2 * TOKENS), 1)
+def _blocks(ring, TOKENS: gl.constexpr):
+    """A ring of steps [STEP, HEAD_DIM] as blocks [TOKENS, COLUMNS], in the order of memory."""
+    COUNT: gl.constexpr = ring.shape[0] * ring.shape[1] * ring.shape[2] // (TOKENS * COLUMNS)
+    if RENAMED:
+        blocks = ring.reinterpret(ring.dtype, [COUNT, TOKENS, COLUMNS], ring.layout)
+    else:
+        blocks = ring._reinterpret(ring.dtype, [COUNT, TOKENS, COLUMNS], ring.layout)
+    return blocks
 
 
 @gluon.jit
@@ -62,6 +33,7 @@ def copy_pages(
     v_cache,
     rings,
     barriers,
+    notes,
     block_table,
     table_stride,
     where,
@@ -73,35 +45,91 @@ def copy_pages(
     CHOOSE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One warp: the bulk copy engine brings pages of the model's own dtype as they are."""
+    """One warp: chooses tiles; the bulk copy engine brings their pages."""
     k_ring, v_ring = rings
-    k_ready, k_free, v_ready, v_free, _turns = barriers
-    TOKENS: gl.constexpr = k_ring.shape[1]
-    BYTES: gl.constexpr = 2 * TOKENS * HEAD_DIM * 2
+    k_ready, k_free, v_ready, v_free, _q_ready, _q_free, _turns = barriers
+    STEP: gl.constexpr = k_ring.shape[1]
+    TOKENS: gl.constexpr = STEP // 2
+    BYTES: gl.constexpr = STEP * HEAD_DIM * 2
+    ACROSS: gl.constexpr = HEAD_DIM // COLUMNS
+    k_blocks = _blocks(k_ring, TOKENS)
+    v_blocks = _blocks(v_ring, TOKENS)
     stage = 0
     phase = 0
-    for base in range(0, where[4], gl.num_programs(0)):
-        b, head, _start, queries, length, local = tile_of_round(
-            base, where, KV_HEADS, QUERIES, SEQUENCES, CHOOSE
-        )
+    announcements = 0
+    tile = gl.program_id(0)
+    while tile < where[4]:
+        b, head, start, queries, length, local = tile_at(tile, where, KV_HEADS, QUERIES, SEQUENCES, CHOOSE)
         if local < queries:
-            table = block_table + b.to(gl.int64) * table_stride
-            steps = steps_of(length, queries, local, QUERIES, TOKENS)
-            column = head * HEAD_DIM
-            for back in range(steps):
-                first = (steps - 1 - back) * (2 * TOKENS)
+            steps = steps_of(length, queries, local, QUERIES, STEP)
+            announce(
+                notes, announcements, start + local, queries - local, length - queries + local, head, steps
+            )
+            announcements += 1
+            table = b * table_stride
+            first = (steps - 1) * STEP
+            while first >= 0:
                 second = first + TOKENS
-                line0 = gl.load(table + first // PAGE) * PAGE + first % PAGE
-                line1 = gl.load(table + second // PAGE, mask=second < length, other=0) * PAGE + second % PAGE
+                line0 = gl.load(block_table + table + first // PAGE) * PAGE + first % PAGE
+                line1 = gl.load(block_table + table + second // PAGE, mask=second < length, other=0) * PAGE
+                line1 += second % PAGE
+                first -= STEP
                 mbarrier.wait(k_free.index(stage), phase ^ 1)
                 mbarrier.expect(k_ready.index(stage), BYTES)
-                tma_load(k_cache, [line0, column], k_ready.index(stage), k_ring.index(2 * stage))
-                tma_load(k_cache, [line1, column], k_ready.index(stage), k_ring.index(2 * stage + 1))
+                for part in gl.static_range(ACROSS):
+                    column = head * HEAD_DIM + part * COLUMNS
+                    block = (stage * ACROSS + part) * 2
+                    tma_load(k_cache, [line0, column], k_ready.index(stage), k_blocks.index(block))
+                    tma_load(k_cache, [line1, column], k_ready.index(stage), k_blocks.index(block + 1))
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
                 mbarrier.expect(v_ready.index(stage), BYTES)
-                tma_load(v_cache, [line0, column], v_ready.index(stage), v_ring.index(2 * stage))
-                tma_load(v_cache, [line1, column], v_ready.index(stage), v_ring.index(2 * stage + 1))
+                for part in gl.static_range(ACROSS):
+                    column = head * HEAD_DIM + part * COLUMNS
+                    block = (stage * ACROSS + part) * 2
+                    tma_load(v_cache, [line0, column], v_ready.index(stage), v_blocks.index(block))
+                    tma_load(v_cache, [line1, column], v_ready.index(stage), v_blocks.index(block + 1))
                 stage += 1
                 if stage == STAGES:
                     stage = 0
                     phase ^= 1
+        # Not before: a program with a long tile in hand must not take the next from an idle one.
+        tile = next_number(where)
+    announce(notes, announcements, 0, 0, 0, 0, 0)
+
+
+@gluon.jit
+def load_queries(
+    q,
+    q_tile,
+    q_ready,
+    q_free,
+    notes,
+    q_stride,
+    UPPER: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+):
+    """One warp: brings a consumer's next queries as soon as that one has started its last scores."""
+    ROWS: gl.constexpr = q_tile.shape[0]
+    PART: gl.constexpr = 16
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, L)).expand_dims(0)
+    number = 0
+    first, left, _lowest, head, steps = announced(notes, 0)
+    while steps > 0:
+        tile = q + first * q_stride + head * (GROUP * HEAD_DIM)
+        mbarrier.wait(q_free, number % 2 ^ 1)
+        for part in gl.static_range(ROWS // PART):
+            row = UPPER * ROWS + part * PART + gl.arange(0, PART, gl.SliceLayout(1, L))
+            # Rows that nobody has repeat the last query: their results are not written.
+            at = gl.minimum(row // GROUP, left - 1) * q_stride + (row % GROUP) * HEAD_DIM
+            async_copy.async_copy_global_to_shared(
+                q_tile.slice(part * PART, PART), tile + (at.expand_dims(1) + column)
+            )
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(q_ready, count=1)
+        number += 1
+        first, left, _lowest, head, steps = announced(notes, number)
