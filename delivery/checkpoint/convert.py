@@ -8,6 +8,7 @@ from typing import Any
 
 from delivery.checkpoint.canonical import Canonical
 from delivery.checkpoint.directory import read_config
+from delivery.checkpoint.gguf_parts import parts_of
 from delivery.checkpoint.layouts import layout_for, source_architectures
 from delivery.checkpoint.source import Source, choose_format
 from delivery.checkpoint.writer import CheckpointWriter
@@ -101,7 +102,7 @@ def _gguf_file(path: Path) -> Path:
     if path.is_file():
         return path
     found = sorted(path.glob("*.gguf"))
-    if len(found) != 1:
+    if not found or found != parts_of(found[0]):
         raise UsageError(
             "gguf-ambiguous",
             f"{path} holds {len(found)} GGUF files",

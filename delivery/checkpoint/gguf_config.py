@@ -11,7 +11,7 @@ from delivery.checkpoint.gguf_layout import Layout, layout_of
 from delivery.errors import DataError
 
 if TYPE_CHECKING:
-    from delivery.checkpoint.gguf_file import GgufFile
+    from delivery.checkpoint.gguf_parts import GgufParts
 
 _ACTIVATIONS = {
     "gemma": "gelu_pytorch_tanh",
@@ -20,16 +20,18 @@ _ACTIVATIONS = {
 }
 
 
-def rebuild_config(file: GgufFile, dtype: str) -> dict[str, Any]:
+def rebuild_config(file: GgufParts, dtype: str) -> dict[str, Any]:
     """`config.json` of the model in a GGUF file; `dtype` is what the weights are stored as.
 
     Raises DataError `gguf-metadata-missing`, `gguf-rope-unknown`, `unknown-architecture`.
     """
     layout = layout_of(file.metadata)
     get = _Keys(file)
-    heads = int(get("attention.head_count"))
-    hidden = int(get("embedding_length"))
-    head_dim = int(get("attention.key_length", get("rope.dimension_count", hidden // heads)))
+    heads = get.count("attention.head_count")
+    hidden = get.count("embedding_length")
+    head_dim = get.count("attention.key_length", get.count("rope.dimension_count", hidden // heads))
+    if "token_embd.weight" not in file.tensors:
+        raise DataError("missing-weight", f"{file.path.name} has no tensor token_embd.weight")
     config: dict[str, Any] = {
         "architectures": [layout.architecture],
         "model_type": layout.model_type,
@@ -37,12 +39,12 @@ def rebuild_config(file: GgufFile, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": int(get("block_count")),
+        "num_hidden_layers": get.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(get("attention.head_count_kv", heads)),
+        "num_key_value_heads": get.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "intermediate_size": int(get("feed_forward_length", 0)),
-        "max_position_embeddings": int(get("context_length")),
+        "max_position_embeddings": get.count("context_length"),
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
         "rope_theta": get("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -65,15 +67,15 @@ def rebuild_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ids = _token_ids(metadata)
     end = [ids[k] for k in ("eos_token_id",) if k in ids]
     for key in ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"):
-        if metadata.get(key) is not None and metadata[key] not in end:
-            end.append(int(metadata[key]))
+        if isinstance(metadata.get(key), int) and metadata[key] not in end:
+            end.append(metadata[key])
     return ids | ({"eos_token_id": end[0] if len(end) == 1 else end} if end else {})
 
 
 class _Keys:
     """Metadata of the file's own architecture; floats as they were before they were stored in 32 bits."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufParts) -> None:
         self._metadata = file.metadata
         self._prefix = str(file.metadata["general.architecture"])
 
@@ -87,6 +89,18 @@ class _Keys:
             )
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number. Raises DataError `gguf-metadata-missing`, `config-invalid`."""
+        value = self(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise DataError(
+                "config-invalid",
+                f"{self._prefix}.{key} of the GGUF file is wrong",
+                why=f"expected a positive whole number for all layers, got {value!r:.80}",
+                hint="use the model's safetensors",
+            )
+        return value
+
     def has(self, key: str) -> bool:
         return f"{self._prefix}.{key}" in self._metadata
 
@@ -94,24 +108,24 @@ class _Keys:
 def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {k: metadata.get(f"tokenizer.ggml.{v}_token_id") for k, v in names.items()}
-    return {k: int(v) for k, v in found.items() if v is not None}
+    return {k: v for k, v in found.items() if isinstance(v, int)}
 
 
-def _particular(file: GgufFile, get: _Keys, layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+def _particular(file: GgufParts, get: _Keys, layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
     kind = layout.model_type
     if kind in ("llama", "mistral"):
         bias = "blk.0.attn_q.bias" in file.tensors
         return _window(get) | ({"attention_bias": bias, "mlp_bias": False} if kind == "llama" else {})
     if kind == "mixtral":
         return {
-            "num_local_experts": int(get("expert_count")),
-            "num_experts_per_tok": int(get("expert_used_count")),
+            "num_local_experts": get.count("expert_count"),
+            "num_experts_per_tok": get.count("expert_used_count"),
         }
     if kind == "qwen3_moe":
         return {
-            "num_experts": int(get("expert_count")),
-            "num_experts_per_tok": int(get("expert_used_count")),
-            "moe_intermediate_size": int(get("expert_feed_forward_length")),
+            "num_experts": get.count("expert_count"),
+            "num_experts_per_tok": get.count("expert_used_count"),
+            "moe_intermediate_size": get.count("expert_feed_forward_length"),
             "norm_topk_prob": True,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
@@ -150,14 +164,14 @@ def _window(get: _Keys) -> dict[str, Any]:
     return {"sliding_window": int(get(key))} if get.has(key) and int(get(key)) > 0 else {}
 
 
-def _rope(file: GgufFile, get: _Keys, layout: Layout, head_dim: int) -> dict[str, Any]:
+def _rope(file: GgufParts, get: _Keys, layout: Layout, head_dim: int) -> dict[str, Any]:
     if "rope_freqs.weight" in file.tensors:
         theta = get("rope.freq_base", 10000.0)
         return {"rope_scaling": _llama3_scaling(file.read("rope_freqs.weight"), theta, head_dim)}
     if "rope_factors_long.weight" in file.tensors:
         return {
-            "original_max_position_embeddings": int(get("rope.scaling.original_context_length")),
-            "partial_rotary_factor": int(get("rope.dimension_count", head_dim)) / head_dim,
+            "original_max_position_embeddings": get.count("rope.scaling.original_context_length"),
+            "partial_rotary_factor": get.count("rope.dimension_count", head_dim) / head_dim,
             "rope_scaling": {
                 "type": "longrope",
                 "long_factor": _floats(file.read("rope_factors_long.weight")),
@@ -166,12 +180,12 @@ def _rope(file: GgufFile, get: _Keys, layout: Layout, head_dim: int) -> dict[str
         }
     if not get.has("rope.scaling.type") or get("rope.scaling.type") == "none":
         if layout.model_type == "phi3" and get.has("rope.dimension_count"):
-            return {"partial_rotary_factor": int(get("rope.dimension_count")) / head_dim}
+            return {"partial_rotary_factor": get.count("rope.dimension_count") / head_dim}
         return {}
     kind = get("rope.scaling.type")
     scaling: dict[str, Any] = {"rope_type": kind, "type": kind, "factor": get("rope.scaling.factor")}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = int(get("rope.scaling.original_context_length"))
+        scaling["original_max_position_embeddings"] = get.count("rope.scaling.original_context_length")
     elif kind != "linear":
         raise DataError(
             "gguf-rope-unknown",

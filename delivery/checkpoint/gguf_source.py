@@ -16,8 +16,8 @@ import numpy as np
 
 from delivery.checkpoint.directory import GENERATION_CONFIG
 from delivery.checkpoint.gguf_config import rebuild_config, rebuild_generation_config
-from delivery.checkpoint.gguf_file import GgufFile
 from delivery.checkpoint.gguf_layout import layout_of, pieces
+from delivery.checkpoint.gguf_parts import GgufParts
 from delivery.checkpoint.gguf_tokenizer import as_json, rebuild_tokenizer
 from delivery.checkpoint.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
 from delivery.errors import DataError
@@ -30,7 +30,7 @@ _STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float
 
 
 class GgufSource:
-    """One GGUF file; see `Source`.
+    """One GGUF file, or one of several that make up a model; see `Source`.
 
     Raises DataError `unknown-architecture`, `gguf-damaged`, `gguf-tensor-unknown` and others on opening.
     """
@@ -38,8 +38,8 @@ class GgufSource:
     format = "gguf"
 
     def __init__(self, path: Path, dtype: str = "auto") -> None:
-        self.path = path
-        self._file = GgufFile(path)
+        self._file = GgufParts(path)
+        self.path = self._file.path
         layout = layout_of(self._file.metadata)
         self.dtype = self._own_dtype() if dtype == "auto" else dtype
         self.config: Mapping[str, Any] = rebuild_config(self._file, self.dtype)

@@ -54,20 +54,27 @@ def rebuild_tokenizer(metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise DataError("gguf-metadata-missing", "the GGUF file holds no tokenizer")
-    if kind == "gpt2":
-        backend = _byte_level(metadata, tokens)
-    elif kind == "llama":
-        backend = _sentencepiece(metadata, tokens)
-    else:
+    if kind not in _BUILDERS:
         raise DataError(
             "gguf-tokenizer-unknown",
             f"tokenizers of kind {kind!r} cannot be rebuilt from GGUF",
             why="supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)",
             hint="use the model's Hugging Face directory",
         )
-    _add_special(backend, metadata, tokens)
-    config = _config(metadata, tokens, kind)
-    backend.post_processor = _post_processor(backend, config)
+    try:
+        backend = _BUILDERS[kind](metadata, tokens)
+        _add_special(backend, metadata, tokens)
+        config = _config(metadata, tokens, kind)
+        backend.post_processor = _post_processor(backend, config)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(
+            "tokenizer-damaged",
+            "the tokenizer of the GGUF file cannot be rebuilt",
+            why=str(error),
+            hint="get the file again from its source",
+        ) from error
     return backend.to_str(pretty=False), config
 
 
@@ -128,6 +135,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix_space else steps)
     return backend
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
 
 
 def _merges(tokens: Sequence[str], ranks: Sequence[float]) -> list[tuple[str, str]]:

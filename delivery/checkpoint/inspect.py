@@ -54,10 +54,10 @@ def describe(path: Path | str) -> dict[str, Any]:
 
 def _gguf(place: Path) -> dict[str, Any]:
     from delivery.checkpoint.gguf_config import rebuild_config
-    from delivery.checkpoint.gguf_file import GgufFile
+    from delivery.checkpoint.gguf_parts import GgufParts
 
     file = place if place.is_file() else next(iter(sorted(place.glob("*.gguf"))))
-    with GgufFile(file) as opened:
+    with GgufParts(file) as opened:
         metadata = opened.metadata
         try:
             config, why_not = rebuild_config(opened, "bfloat16"), None

@@ -55,10 +55,11 @@ def write(
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     tokenizer_keys: dict[str, Any] | None = None,
+    tensors_a_file: int = 0,
 ) -> Path:
-    """A transformers model as GGUF; matrices are stored as `kind`."""
+    """A transformers model as GGUF; matrices are stored as `kind`. tensors_a_file: 0 for all in one."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
