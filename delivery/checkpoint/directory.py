@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -133,7 +134,7 @@ def _indexed(directory: Path, index: Mapping[str, Any]) -> dict[str, TensorInfo]
                     f"{INDEX} and {shard} disagree",
                     why=f"tensor {name!r} is in {shard}, the index has it {said}",
                 )
-            infos[name] = info
+            infos[name] = replace(info, shard=shard)  # it may lie in a folder of its own
     for name, shard in weight_map.items():
         if name not in infos:
             raise DataError(

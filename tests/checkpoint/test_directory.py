@@ -169,3 +169,26 @@ def test_unknown_tensor_gets_a_suggestion(sharded: Path) -> None:
     with pytest.raises(DataError, match="has no tensor 'aa'") as caught:
         Checkpoint.open(sharded).tensor("aa")
     assert caught.value.hint == "did you mean 'a'?"
+
+
+def test_shards_may_lie_in_a_folder(sharded: Path) -> None:
+    whole = {name: Checkpoint.open(sharded).tensor(name).clone() for name in ("a", "b")}
+    (sharded / "weights").mkdir()
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for shard in shards:
+        (sharded / shard).rename(sharded / "weights" / shard)
+    write_index(sharded, {"a": f"weights/{shards[0]}", "b": f"weights/{shards[1]}"})
+    for name, values in whole.items():
+        assert torch.equal(Checkpoint.open(sharded).tensor(name), values)
+
+
+def test_a_folder_of_links_is_read_as_the_files(sharded: Path, tmp_path: Path) -> None:
+    """As in the Hugging Face cache: names link to files that are named by their hash."""
+    blobs, snapshot = tmp_path / "models--org--naïve 模型" / "blobs", tmp_path / "snapshot"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir()
+    for number, file in enumerate([p for p in sharded.iterdir() if p.is_file()]):
+        file.rename(blobs / f"{number:040x}")
+        (snapshot / file.name).symlink_to(blobs / f"{number:040x}")
+    assert Checkpoint.open(snapshot).names() == ("a", "b")
+    assert float(Checkpoint.open(snapshot).tensor("b").sum()) > 0

@@ -12,6 +12,7 @@ from tokenizer_samples import byte_level
 
 from delivery.checkpoint import Checkpoint
 from delivery.checkpoint.convert import convert, open_source
+from delivery.checkpoint.fetch import locate
 from delivery.checkpoint.gguf_source import GgufSource
 from delivery.checkpoint.inspect import describe
 from delivery.errors import DataError
@@ -87,3 +88,11 @@ def test_metadata_of_the_wrong_kind_is_named(
     monkeypatch.setattr(gguf_parts, "GgufFile", lambda _path: opened)
     with pytest.raises(DataError, match=said):
         GgufSource(file).files()
+
+
+def test_a_change_in_any_file_makes_another_model(parts: list[Path]) -> None:
+    model = locate(str(parts[0]))
+    before = dict(model.digests())
+    assert set(before) == {part.name for part in parts}
+    parts[2].write_bytes(parts[2].read_bytes() + b"\0" * 32)
+    assert dict(model.digests()) != before

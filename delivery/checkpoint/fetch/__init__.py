@@ -86,7 +86,9 @@ def _local(path: Path) -> Model:
 
     def digests() -> Mapping[str, str]:
         if path.is_file():
-            return {path.name: hash_file(path).sha256}
+            from delivery.checkpoint.gguf_parts import parts_of
+
+            return {part.name: hash_file(part).sha256 for part in parts_of(path)}
         return {name: hash_file(file).sha256 for name, file in walk(path)}
 
     return Model(digests, lambda _: path, path)
