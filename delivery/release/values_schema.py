@@ -122,7 +122,7 @@ def _operation() -> Schema:
                 "minReplicas": _integer(1),
                 "maxReplicas": _integer(1),
                 "waitingRequests": _integer(1),
-                "kvUsageRatio": _ratio(),
+                "kvUsageRatio": {"type": "number", "minimum": 0.01, "maximum": 1},
                 "stabilizationSeconds": _integer(0),
                 "prometheusAddress": _TEXT,
             }
@@ -222,7 +222,8 @@ def _integer(minimum: int, maximum: int | None = None) -> Schema:
 
 
 def _ratio() -> Schema:
-    return {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    """The threshold of an alert; at 0 it would always fire, at 1 never."""
+    return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 def _quantity() -> Schema:

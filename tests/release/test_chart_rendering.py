@@ -144,6 +144,73 @@ def test_selectors_match_the_pods_that_they_mean(options: list[str], chart: Path
             assert [n for n, own in labels.items() if wanted.items() <= own.items()] == ["r-tiny"]
 
 
+def test_names_of_digits_and_words_of_yaml_stay_names(chart: Path, helm: Helm) -> None:
+    """`123` is a good name of a Secret, `no` one of a release; YAML reads them as something else."""
+    given = {
+        "auth.existingSecret": "123",
+        "model.pvc.claimName": "456",
+        "model.pvc.subPath": "7",
+        "image.pullSecrets[0]": "89",
+        "gpu.runtimeClassName": "true",
+        "topologySpread.topologyKey": "5",
+        "fullnameOverride": "no",
+        "nameOverride": "1",
+        "ingress.className": "9",
+        "ingress.tlsSecretName": "10",
+        "ingress.oauth2.existingSecret": "11",
+    }
+    words = [word for name, value in given.items() for word in ("--set-string", f"{name}={value}")]
+    words += sets(["ingress.enabled=true", "ingress.host=h", "ingress.oauth2.enabled=true"])
+    words += sets(["ingress.oauth2.issuerUrl=https://i", f"ingress.oauth2.image.digest={DIGEST}"])
+    done = helm("template", "12", chart, *words)
+    assert done.returncode == 0, done.stderr
+
+    def walk(node: Any, at: str) -> None:
+        if isinstance(node, dict):
+            for key, child in node.items():
+                walk(child, f"{at}.{key}")
+        elif isinstance(node, list):
+            for child in node:
+                walk(child, at)
+        elif at.endswith(("name", "Name", "subPath", "topologyKey")) or ".labels." in at:
+            assert isinstance(node, str), f"{at} is {node!r}"
+
+    for document in yaml.safe_load_all(done.stdout):
+        walk(document, document["kind"])
+
+
+def test_a_release_whose_name_cannot_name_a_service_is_refused(chart: Path, helm: Helm) -> None:
+    done = helm("template", "1st", chart)
+    assert done.returncode != 0
+    assert "set fullnameOverride" in done.stderr
+    assert helm("template", "1st", chart, "--set", "fullnameOverride=first").returncode == 0
+
+
+def test_labels_and_annotations_of_ones_own_never_stand_twice(chart: Path, helm: Helm) -> None:
+    """YAML with a key twice is refused by a strict API server; selectors need the chart's own values."""
+    label = r"app\.kubernetes\.io/name=mine"
+    own = [f"podLabels.{label}", "podLabels.team=a", r"podAnnotations.deliver\.dev/model-digest=x"]
+    own += [f"monitoring.{part}.labels.{label}" for part in ("serviceMonitor", "rules", "dashboard")]
+    done = helm("template", "r", chart, *sets(own))
+    assert done.returncode == 0, done.stderr
+
+    class Strict(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Strict, node: yaml.MappingNode) -> dict[str, Any]:
+        keys = [loader.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), keys
+        return loader.construct_mapping(node, deep=True)
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    documents = [d for d in yaml.load_all(done.stdout, Strict) if d]
+    template = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]
+    assert template["labels"]["app.kubernetes.io/name"] == "tiny"
+    assert template["labels"]["team"] == "a"
+    assert template["annotations"]["deliver.dev/model-digest"].startswith("sha256:")
+    assert of_kind(documents, "ServiceMonitor")["metadata"]["labels"]["app.kubernetes.io/name"] == "tiny"
+
+
 def test_exactly_one_autoscaler(chart: Path, helm: Helm) -> None:
     kinds = ("HorizontalPodAutoscaler", "ScaledObject")
     for mode, expected in (("none", []), ("hpa", [kinds[0]]), ("keda", [kinds[1]])):
@@ -203,6 +270,8 @@ def test_grace_period_outlasts_the_drain(chart: Path, helm: Helm) -> None:
         ("autoscaling.mode=both", "mode"),
         ("replicas=two", "replicas"),
         ("podSecurity.runAsUser=0", "runAsUser"),
+        ("monitoring.rules.throughputDropRatio=1", "throughputDropRatio"),
+        ("monitoring.rules.kvUsageRatio=1", "kvUsageRatio"),
     ],
 )
 def test_values_are_checked(option: str, told: str, chart: Path, helm: Helm) -> None:
@@ -238,6 +307,7 @@ def test_every_object_of_the_schema_is_closed(make_spec: MakeSpec, tmp_path: Pat
         (["autoscaling.mode=hpa", "autoscaling.minReplicas=5"], "minReplicas 5 is more than"),
         (["autoscaling.mode=keda", "autoscaling.minReplicas=5"], "minReplicas 5 is more than"),
         (["strategy.maxSurge=0", "strategy.maxUnavailable=0"], "no pod could ever be replaced"),
+        (["fullnameOverride=1st"], "1st cannot name a Service"),
     ],
 )
 def test_contradictions_are_refused(options: list[str], told: str, chart: Path, helm: Helm) -> None:

@@ -13,8 +13,8 @@
 {{- end -}}
 
 {{- define "llm.selector" -}}
-app.kubernetes.io/name: {{ include "llm.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "llm.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "llm.serverSelector" -}}
@@ -27,6 +27,16 @@ app.kubernetes.io/component: server
 app.kubernetes.io/version: {{ regexReplaceAll "[^A-Za-z0-9_.-]+" .Chart.AppVersion "-" | trunc 63 | trimAll "-_." | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{/* The chart's labels with further ones (root, more, maybe component). A name stands once, and the chart's own
+     value stays: selectors rely on it. */}}
+{{- define "llm.moreLabels" -}}
+{{- $own := include "llm.labels" .root | fromYaml -}}
+{{- with get . "component" -}}
+{{- $_ := set $own "app.kubernetes.io/component" . -}}
+{{- end -}}
+{{- mergeOverwrite (deepCopy .more) $own | toYaml -}}
 {{- end -}}
 
 {{/* An image by digest. Takes image (repository, digest, maybe tag) and what (the value to name). */}}
@@ -63,6 +73,10 @@ capabilities:
 
 {{/* Values that are fine each by itself and impossible together; the cluster would say so only at the roll-out. */}}
 {{- define "llm.agreement" -}}
+{{- $name := include "llm.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%s cannot name a Service: it begins with a letter and has only a-z, 0-9 and -; set fullnameOverride" $name) -}}
+{{- end -}}
 {{- $drain := .Values.drain -}}
 {{- if lt (int $drain.gracePeriodSeconds) (add (int $drain.preStopSeconds) 10 | int) -}}
 {{- fail (printf "drain.gracePeriodSeconds %d leaves no time after drain.preStopSeconds %d: at least 10 s more" (int $drain.gracePeriodSeconds) (int $drain.preStopSeconds)) -}}
@@ -102,7 +116,7 @@ capabilities:
 - name: DELIVER_API_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.auth.existingSecret }}
+      name: {{ .Values.auth.existingSecret | quote }}
       key: api-key
 {{- end -}}
 {{- end -}}
