@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from delivery.qtensor import QTensor
 
 
+_PLAIN = ("F16", "BF16", "F32", "F64")
+"""Dtypes of weights that are what they say."""
+
+
 class Checkpoint:
     """A model directory whose config, index and headers have been checked; no weight is read by `open`."""
 
@@ -112,15 +116,31 @@ class Checkpoint:
     def weight(self, prefix: str, device: torch.device | str = "cpu") -> torch.Tensor | QTensor:
         """The weight of a linear layer or embedding: `prefix.weight` as it is, or a QTensor where quantised.
 
-        prefix: such as "model.layers.0.self_attn.q_proj".
+        prefix: such as "model.layers.0.self_attn.q_proj". Raises as `info` and as the format's `unpack`,
+        DataError `quantization-variant`, `quantised-tensor-missing`.
         """
         from delivery.formats import format_of
 
         if self.quantization is not None:
             reader = format_of(self.quantization)
             if reader.is_quantized(prefix, self.has, self.quantization):
-                qtensor: QTensor = reader.unpack(prefix, self.tensor, self.has, self.quantization)
+                try:
+                    qtensor: QTensor = reader.unpack(prefix, self.tensor, self.has, self.quantization)
+                except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                    raise DataError(
+                        "quantization-variant",
+                        f"the quantization_config of {self.path} cannot be read",
+                        why=f"for {prefix} it says something of the wrong kind: {error!r}",
+                        hint="take config.json and the weights from the same revision of the model",
+                    ) from error
                 return qtensor if str(device) == "cpu" else qtensor.to(device)
+        if self.info(f"{prefix}.weight").dtype not in _PLAIN:
+            raise DataError(
+                "quantised-tensor-missing",
+                f"the scales of {prefix}.weight are missing",
+                why=f"it is stored as {self.info(f'{prefix}.weight').dtype}, which means nothing alone",
+                hint="get the checkpoint again, or quantise it again",
+            )
         return self.tensor(f"{prefix}.weight", device)
 
     def tokenizer(self) -> Tokenizer:

@@ -133,6 +133,8 @@ def read(get: Get, has: Has, name: str, dtypes: tuple[torch.dtype, ...], dimensi
             hint="get the checkpoint again, or quantise it again",
         )
     tensor = get(name)
+    if tensor.numel() == 0:
+        raise wrong(name, f"it is empty: {tuple(tensor.shape)}")
     if tensor.dtype not in dtypes or tensor.dim() != dimensions:
         wanted = " or ".join(short(d) for d in dtypes)
         raise wrong(
@@ -150,8 +152,6 @@ def read_scale(get: Get, has: Has, name: str, dimensions: int = 2) -> torch.Tens
 
 def checked_scale(name: str, scale: torch.Tensor) -> torch.Tensor:
     """The scales. Raises DataError `quantised-tensor-wrong` where one is not finite, or zero."""
-    if scale.numel() == 0:
-        raise wrong(name, f"it is empty: {tuple(scale.shape)}")
     values = scale.float()
     if not bool(torch.isfinite(values).all()):
         raise wrong(name, f"{int((~torch.isfinite(values)).sum())} of {scale.numel()} scales are not finite")

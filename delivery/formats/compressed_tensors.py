@@ -200,6 +200,8 @@ def _unpack_plain(prefix: str, get: Get, has: Has, group: Mapping[str, Any]) -> 
     input_scale = None
     if has(f"{prefix}.input_scale"):
         stored = get(f"{prefix}.input_scale")
+        if stored.numel() != 1:
+            raise wrong(f"{prefix}.input_scale", f"expected one scale, got {tuple(stored.shape)}")
         input_scale = checked_scale(f"{prefix}.input_scale", stored.reshape(1).float())
     return QTensor(
         qdata=weight,
