@@ -68,14 +68,14 @@ def _not_utf8(file: Path, error: UnicodeDecodeError) -> DataError:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _not_utf8(file, error) from error
 
 
 def _lines(file: Path) -> Iterator[str]:
     # Not str.splitlines: it also cuts at U+2028 and its kin, which JSON strings may hold.
-    with file.open(encoding="utf-8", newline="\n") as stream:
+    with file.open(encoding="utf-8-sig", newline="\n") as stream:
         try:
             yield from stream
         except UnicodeDecodeError as error:
@@ -88,7 +88,7 @@ def _json_lines(file: Path, label: str) -> Iterator[Document]:
             where = f"{file}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError("corpus-format", f"{where} is not JSON", why=str(error)) from error
             yield _document(row, where, label)
 
@@ -103,22 +103,25 @@ def _parquet(file: Path, label: str) -> Iterator[Document]:
             why="the Python package 'pyarrow' is not installed",
             hint="pip install pyarrow; or write the corpus as .jsonl",
         ) from error
-    table = parquet.ParquetFile(file)
-    wanted = [n for n in ("text", "messages") if n in table.schema_arrow.names]
     number = 0
-    for batch in table.iter_batches(batch_size=_ROWS, columns=wanted):
-        for row in batch.to_pylist():
-            yield _document(row, f"{file}, row {number}", label)
-            number += 1
+    try:
+        table = parquet.ParquetFile(file)
+        wanted = [n for n in ("text", "messages") if n in table.schema_arrow.names]
+        for batch in table.iter_batches(batch_size=_ROWS, columns=wanted):
+            for row in batch.to_pylist():
+                yield _document(row, f"{file}, row {number}", label)
+                number += 1
+    except (ValueError, OSError) as error:  # what pyarrow raises
+        raise DataError("corpus-format", f"{file} cannot be read as Parquet", why=str(error)) from error
 
 
 def _document(row: Any, where: str, label: str) -> Document:
     if isinstance(row, dict):
         messages = row.get("messages")
         if isinstance(messages, list) and messages and all(_is_message(m) for m in messages):
-            return Document(label, messages=tuple(messages))
+            return _valid(Document(label, messages=tuple(messages)), where)
         if isinstance(text := row.get("text"), str):
-            return Document(label, text)
+            return _valid(Document(label, text), where)
     found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
     raise DataError(
         "corpus-format",
@@ -126,6 +129,17 @@ def _document(row: Any, where: str, label: str) -> Document:
         why=f"expected a string 'text' or a list 'messages' of role and content, got {found or 'nothing'}",
         hint='{"text": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
     )
+
+
+def _valid(document: Document, where: str) -> Document:
+    """The document, if its text can be written as UTF-8: JSON can escape half of a surrogate pair."""
+    try:
+        document.plain.encode()
+    except UnicodeEncodeError as error:
+        why = f"character {error.start} is half of a surrogate pair"
+        hint = "replace it by \\ufffd"
+        raise DataError("corpus-format", f"{where} is not valid Unicode", why=why, hint=hint) from error
+    return document
 
 
 def _is_message(value: Mapping[str, Any] | Any) -> bool:

@@ -173,7 +173,7 @@ def _first(names: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
             "corpus-format", f"{file} is not UTF-8 text", why=str(error), hint=f"iconv -t utf-8 {file}"

@@ -185,6 +185,8 @@ def _render_one(
         report.documents += 1
         ids = _encode(document, tokenizer)
         report.lengths.append(len(ids))
+        if not ids:
+            continue  # a template may leave out what it does not know
         if document.messages:
             report.truncated += len(ids) > length
             take(ids[: min(length, max(budget - used, 1))])

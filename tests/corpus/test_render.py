@@ -62,6 +62,17 @@ def test_conversations_go_through_the_template_and_stand_alone(tmp_path: Path) -
     assert found.tokens <= 8 * 50
 
 
+def test_a_conversation_that_the_template_leaves_out_is_no_sample(tmp_path: Path) -> None:
+    class Silent(Characters):
+        def encode_chat(self, messages: object) -> list[int]:
+            return []
+
+    talk = [{"messages": [{"role": "user", "content": f"{i}"}]} for i in range(3)]
+    path = write(tmp_path / "a.jsonl", [*talk, {"text": "x" * 200}])
+    found = corpus.render(path, Silent(), samples=4, sequence_length=32, part="all")
+    assert all(sample.token_ids for sample in found.samples)
+
+
 def test_the_same_text_gives_the_same_samples(tmp_path: Path) -> None:
     spec = plain(tmp_path / "a.jsonl")
     one, two = (corpus.render(spec, Characters(), 5, 30, seed=3) for _ in range(2))

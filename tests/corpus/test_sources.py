@@ -89,6 +89,28 @@ def test_files_that_are_not_corpora_are_named(
         list(corpus.load(str(file)))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", rb'{"text": "cut \ud83d"}', "line 1 is not valid Unicode"),
+        ("a.jsonl", rb'{"messages": [{"role": "user", "content": "\udc00"}]}', "line 1 is not valid Unicode"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.parquet", b"PAR1 cut", "cannot be read as Parquet"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        texts(tmp_path / name)
+    assert caught.value.code == "corpus-format"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("plain", "utf-8-sig")
+    (tmp_path / "b.jsonl").write_text('{"text": "lines"}', "utf-8-sig")
+    assert texts(tmp_path) == ["lines", "plain"]
+
+
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no corpus files"):
         list(corpus.load(str(tmp_path)))
