@@ -21,6 +21,7 @@ from delivery.kernels.cpu.ir import (
     write_f32,
 )
 from delivery.kernels.cpu.linear import finish, input_rows
+from delivery.kernels.cpu.quantize import QUANT_INT8
 from delivery.kernels.cpu.rows import widener
 
 KINDS = ("int8", "float8_e5m2", "float8_e4m3fn")
@@ -70,7 +71,7 @@ def products(op: int, thread: int, n0: int, n1: int, out: int, out_stride: int) 
     weight, row_bytes = read_i64(op + 8 * slot.WEIGHT), read_i64(op + 8 * slot.ROW_BYTES)
     scales = read_i64(op + 8 * slot.SCALE)
     x, stride = input_rows(op, thread)
-    integers = kind == _INT8 and read_i64(op + 8 * slot.QUANT) == slot.QUANT_INT8
+    integers = kind == _INT8 and read_i64(op + 8 * slot.QUANT) == QUANT_INT8
     m = 0
     while m < rows:
         many = rows - m >= 4

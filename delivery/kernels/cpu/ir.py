@@ -42,6 +42,7 @@ def kernel(signature: Any) -> Callable[[Callable[..., None]], Kernel]:
     return lambda function: Kernel(function, signature)
 
 
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
 LANES = 16
 CHUNK = 32
 """Weights of a row come in chunks of 32; rows are padded with zeros to whole chunks."""
@@ -82,51 +83,51 @@ def splat(b: Builder, scalar: Value, lanes: int = LANES) -> Value:
     return b.shuffle_vector(first, empty, ir.Constant(vector(I32, lanes), [0] * lanes))
 
 
-def _call(b: Builder, name: str, result: ir.Type, arguments: list[Value], **options: Any) -> Value:
+def call(b: Builder, name: str, result: ir.Type, arguments: list[Value], **options: Any) -> Value:
     kind = ir.FunctionType(result, [a.type for a in arguments])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), arguments, **options)
 
 
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x · y + z, rounded once, of 8 or 16 floats."""
-    return _call(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
 
 
 def total(b: Builder, v: Value) -> Value:
     """The sum of 16 floats, in any order."""
     zero = ir.Constant(F32, -0.0)
-    return _call(b, "llvm.vector.reduce.fadd.v16f32", F32, [zero, v], fastmath=("reassoc",))
+    return call(b, "llvm.vector.reduce.fadd.v16f32", F32, [zero, v], fastmath=("reassoc",))
 
 
 def total_i32(b: Builder, v: Value) -> Value:
-    """The sum of 8 int32."""
-    return _call(b, "llvm.vector.reduce.add.v8i32", I32, [v])
+    """The sum of int32."""
+    return call(b, f"llvm.vector.reduce.add.v{v.type.count}i32", I32, [v])
 
 
 def largest(b: Builder, x: Value, y: Value) -> Value:
-    return _call(b, "llvm.maxnum.v16f32", x.type, [x, y])
+    return call(b, "llvm.maxnum.v16f32", x.type, [x, y])
 
 
 def smallest(b: Builder, x: Value, y: Value) -> Value:
-    return _call(b, "llvm.minnum.v16f32", x.type, [x, y])
+    return call(b, "llvm.minnum.v16f32", x.type, [x, y])
 
 
 def largest_of(b: Builder, v: Value) -> Value:
-    return _call(b, "llvm.vector.reduce.fmax.v16f32", F32, [v], fastmath=("nnan",))
+    return call(b, "llvm.vector.reduce.fmax.v16f32", F32, [v], fastmath=("nnan",))
 
 
 def magnitude(b: Builder, v: Value) -> Value:
-    return _call(b, "llvm.fabs.v16f32", v.type, [v])
+    return call(b, "llvm.fabs.v16f32", v.type, [v])
 
 
 def nearest(b: Builder, v: Value) -> Value:
     """Rounded to whole numbers, ties to even."""
-    return _call(b, "llvm.rint.v16f32", v.type, [v])
+    return call(b, "llvm.rint.v16f32", v.type, [v])
 
 
 def exp(b: Builder, x: Value) -> Value:
     """e^x of 16 floats up to 88, relative error under 2e-7 (Cephes' polynomial); below −87.3 about 1e-38."""
-    x = _call(b, "llvm.maxnum.v16f32", x.type, [x, splat_const(F32, -87.3)])
+    x = call(b, "llvm.maxnum.v16f32", x.type, [x, splat_const(F32, -87.3)])
     turns = nearest(b, b.fmul(x, splat_const(F32, 1.4426950408889634)))
     x = fma(b, turns, splat_const(F32, -0.693359375), x)
     x = fma(b, turns, splat_const(F32, 2.12194440e-4), x)
@@ -140,12 +141,23 @@ def exp(b: Builder, x: Value) -> Value:
 
 def multiply_add_pairs(b: Builder, x: Value, y: Value) -> Value:
     """int16 x, y [16] → int32 [8]: x0·y0 + x1·y1, x2·y2 + x3·y3, …"""
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return _call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), [x, y])
+    if _X86:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), [x, y])
     wide = b.mul(b.sext(x, vector(I32)), b.sext(y, vector(I32)))
     nothing = ir.Constant(wide.type, ir.Undefined)
     even = b.shuffle_vector(wide, nothing, ir.Constant(vector(I32, 8), list(range(0, 16, 2))))
     odd = b.shuffle_vector(wide, nothing, ir.Constant(vector(I32, 8), list(range(1, 16, 2))))
+    return b.add(even, odd)
+
+
+def multiply_add_bytes(b: Builder, x: Value, y: Value) -> Value:
+    """uint8 x, int8 y [32] → int16 [16]: x0·y0 + x1·y1, …; sums must fit."""
+    if _X86:
+        return call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16), [x, y])
+    wide = b.mul(b.zext(x, vector(I16, 32)), b.sext(y, vector(I16, 32)))
+    nothing = ir.Constant(wide.type, ir.Undefined)
+    even = b.shuffle_vector(wide, nothing, ir.Constant(vector(I32), list(range(0, 32, 2))))
+    odd = b.shuffle_vector(wide, nothing, ir.Constant(vector(I32), list(range(1, 32, 2))))
     return b.add(even, odd)
 
 
@@ -217,6 +229,18 @@ def atomic_load(_context: Any, address: Any) -> Any:
     return types.int64(types.int64), code
 
 
+@intrinsic
+def relax(_context: Any) -> Any:
+    """A hint that this thread is waiting: its sibling on the same core gets the core meanwhile."""
+
+    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        if _X86:
+            call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
 # Scalars at int64 addresses.
 
 
@@ -247,22 +271,21 @@ def read_f16(_context: Any, address: Any) -> Any:
     return types.float32(types.int64), code
 
 
-@intrinsic
-def write_f32(_context: Any, address: Any, value: Any) -> Any:
-    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        store(b, a[1], a[0])
-        return context.get_dummy_value()
+def _writer(value_type: Any, name: str) -> Any:
+    @intrinsic
+    def write(_context: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+            store(b, a[1], a[0])
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.float32), code
+        return types.void(types.int64, value_type), code
+
+    write.__name__ = name
+    return write
 
 
-@intrinsic
-def write_i16(_context: Any, address: Any, value: Any) -> Any:
-    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        store(b, a[1], a[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int16), code
+write_f32 = _writer(types.float32, "write_f32")
+write_i16 = _writer(types.int16, "write_i16")
 
 
 # Calls of compiled functions by address, so that each is compiled once and only where it is used.

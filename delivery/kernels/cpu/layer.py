@@ -13,6 +13,7 @@ from delivery.kernels.cpu import linear as op
 from delivery.kernels.cpu import many
 from delivery.kernels.cpu.pack import CHUNK, PackedCpu
 from delivery.kernels.cpu.program import PIECES, PREPARE, RUN, SLOTS, Crew, Program
+from delivery.kernels.cpu.quantize import NO_QUANT, QUANT_E4M3, QUANT_E5M2, QUANT_INT8
 
 SMALL_ROWS = 32
 """Up to here rows are multiplied with weights as they are stored; beyond, with panels (`many`)."""
@@ -24,10 +25,10 @@ _FORMS = {
 """Module → the stored forms that it computes with, in the order of their numbers there."""
 _GRAIN = 32
 _QUANT = {
-    None: op.NO_QUANT,
-    torch.int8: op.QUANT_INT8,
-    torch.float8_e4m3fn: op.QUANT_E4M3,
-    torch.float8_e5m2: op.QUANT_E5M2,
+    None: NO_QUANT,
+    torch.int8: QUANT_INT8,
+    torch.float8_e4m3fn: QUANT_E4M3,
+    torch.float8_e5m2: QUANT_E5M2,
 }
 _GLU = {"": op.NO_GLU, "silu": op.SILU, "gelu_tanh": op.GELU_TANH, "gelu": op.GELU}
 
@@ -62,7 +63,7 @@ def operation(
     n, k = packed.shape
     pieces = grain(n, k)
     quant = _QUANT[packed.act_dtype]
-    as_is = quant == op.NO_QUANT and packed.zero is None and packed.order is None
+    as_is = quant == NO_QUANT and packed.zero is None and packed.order is None
     return slots_of(
         {
             **_weight(packed),

@@ -18,8 +18,6 @@ from numba.extending import intrinsic
 from delivery.kernels.cpu.ir import (
     CHUNK,
     F32,
-    I16,
-    I32,
     I64,
     KERNEL,
     LANES,
@@ -29,22 +27,16 @@ from delivery.kernels.cpu.ir import (
     const,
     exp,
     kernel,
-    largest,
-    largest_of,
     load,
-    magnitude,
-    nearest,
     read_f32,
     read_i64,
-    splat,
     splat_const,
     store,
     vector,
     write_f32,
-    write_i16,
 )
+from delivery.kernels.cpu.quantize import NO_QUANT, quantize_bytes, quantize_row, quantize_words
 
-NO_QUANT, QUANT_INT8, QUANT_E4M3, QUANT_E5M2 = range(4)
 NO_GLU, SILU, GELU_TANH, GELU = range(4)
 
 # Arguments, as indices into the operation's int64 slots; the first three belong to the program.
@@ -100,101 +92,6 @@ def _silu_mul(_t: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
     return types.void(i, i, i, i), code
 
 
-@intrinsic
-def _as_float(_t: Any, bits: Any) -> Any:
-    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        return b.bitcast(a[0], F32)
-
-    return types.float32(types.int32), code
-
-
-@intrinsic
-def _as_bits(_t: Any, value: Any) -> Any:
-    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        return b.bitcast(a[0], I32)
-
-    return types.int32(types.float32), code
-
-
-@njit(nogil=True, cache=True, no_cpython_wrapper=True)
-def _round_float(value: np.float32, dropped: int, smallest: np.float32) -> np.float32:
-    """value rounded to a float of 23 − dropped mantissa bits, ties to even; below `smallest`, to its step."""
-    if abs(value) < smallest:
-        step = smallest * np.float32(2.0 ** (dropped - 23))
-        return np.float32(np.rint(value / step)) * step
-    bits = _as_bits(value)
-    half = np.int32((1 << (dropped - 1)) - 1)
-    bits += half + ((bits >> dropped) & np.int32(1))
-    return _as_float(bits & ~np.int32((1 << dropped) - 1))
-
-
-@intrinsic
-def peak(_t: Any, x: Any, count: Any) -> Any:
-    """The largest magnitude of `count` floats, a multiple of 16."""
-
-    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        peak = cgutils.alloca_once_value(b, splat_const(F32, 0.0))
-        with cgutils.for_range(b, b.udiv(a[1], const(LANES)), intp=I64) as loop:
-            values = load(b, b.add(a[0], b.mul(loop.index, const(4 * LANES))), vector(F32))
-            b.store(largest(b, b.load(peak), magnitude(b, values)), peak)
-        return largest_of(b, b.load(peak))
-
-    return types.float32(types.int64, types.int64), code
-
-
-@intrinsic
-def _to_int16(_t: Any, x: Any, inverse: Any, out: Any, count: Any) -> Any:
-    """out [count] int16 = round(x · inverse), for a multiple of 16."""
-
-    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        by = splat(b, a[1])
-        with cgutils.for_range(b, b.udiv(a[3], const(LANES)), intp=I64) as loop:
-            values = load(b, b.add(a[0], b.mul(loop.index, const(4 * LANES))), vector(F32))
-            whole = b.fptosi(nearest(b, b.fmul(values, by)), vector(I32))
-            store(b, b.trunc(whole, vector(I16)), b.add(a[2], b.mul(loop.index, const(2 * LANES))))
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(i, types.float32, i, i), code
-
-
-@njit(nogil=True, cache=True, no_cpython_wrapper=True)
-def _quantize_groups(x: int, k: int, group: int, out: int, scales: int) -> None:
-    """One row as int16 with a scale per group: out [K] int16, scales [groups] float32."""
-    for g in range((k + group - 1) // group):
-        count = min(k - g * group, group)
-        at = x + 4 * g * group
-        scale = max(peak(at, count) / np.float32(32767.0), np.float32(1e-30))
-        write_f32(scales + 4 * g, scale)
-        _to_int16(at, np.float32(1.0) / scale, out + 2 * g * group, count)
-
-
-@njit(nogil=True, cache=True, no_cpython_wrapper=True)
-def quantize_row(x: int, k: int, mode: int, fixed: int, out: int) -> np.float32:
-    """One padded row in the steps of a dtype: int16 for int8, float32 for fp8; returns its scale."""
-    limit = np.float32(127.0)
-    if mode == QUANT_E4M3:
-        limit = np.float32(448.0)
-    elif mode == QUANT_E5M2:
-        limit = np.float32(57344.0)
-    if fixed != 0:
-        scale = read_f32(fixed)
-    else:
-        scale = max(peak(x, k), np.float32(1e-12)) / limit
-        if mode == QUANT_INT8:
-            _to_int16(x, np.float32(1.0) / scale, out, k)
-            return scale
-    for at in range(k):
-        value = min(max(read_f32(x + 4 * at) / scale, -limit), limit)
-        if mode == QUANT_INT8:
-            write_i16(out + 2 * at, np.int16(np.rint(value)))
-        elif mode == QUANT_E4M3:
-            write_f32(out + 4 * at, _round_float(value, 20, np.float32(2.0**-6)))
-        else:
-            write_f32(out + 4 * at, _round_float(value, 21, np.float32(2.0**-14)))
-    return scale
-
-
 @kernel(KERNEL)
 def prepare(op: int, thread: int, _piece: int) -> None:
     """What every thread does for itself before it claims rows: reorder and quantise x in its scratch.
@@ -229,7 +126,11 @@ def prepare(op: int, thread: int, _piece: int) -> None:
         groups = read_i64(op + 8 * GROUPS)
         for m in range(rows):
             row = scratch + (rows + m) * padded * 4
-            _quantize_groups(x + m * stride, padded, group, row, scales + 4 * m * groups)
+            to = scales + 4 * m * groups
+            if rows == 1:
+                quantize_bytes(x, padded, group, row, to)
+            else:
+                quantize_words(x + m * stride, padded, group, row, to)
 
 
 def scratch_bytes(rows: int, k: int, groups: int, grain: int) -> int:

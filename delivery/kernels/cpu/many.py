@@ -39,6 +39,7 @@ from delivery.kernels.cpu.ir import (
     vector,
     write_f32,
 )
+from delivery.kernels.cpu.quantize import MOST_INT, NO_QUANT, QUANT_INT8, peak, quantize_row
 from delivery.kernels.cpu.tiles import FEATURES as FEATURES
 from delivery.kernels.cpu.tiles import ROWS as ROWS
 from delivery.kernels.cpu.tiles import float_tile, int_tile, transpose
@@ -143,20 +144,20 @@ def pack(op: int, thread: int, block: int) -> None:
             row = ordered
         if not ints:
             to = packed + 4 * at * wide
-            if quant == slot.NO_QUANT:
+            if quant == NO_QUANT:
                 for i in range(wide):
                     write_f32(to + 4 * i, read_f32(row + 4 * i))
             else:
-                scale = slot.quantize_row(row, wide, quant, fixed, to)
+                scale = quantize_row(row, wide, quant, fixed, to)
                 for i in range(wide):
                     write_f32(to + 4 * i, read_f32(to + 4 * i) * scale)
             continue
-        limit = np.float32(127.0) if quant == slot.QUANT_INT8 else np.float32(32767.0)
-        least = np.float32(1e-12) if quant == slot.QUANT_INT8 else np.float32(32767e-30)
+        limit = np.float32(127.0) if quant == QUANT_INT8 else np.float32(MOST_INT)
+        least = np.float32(1e-12) if quant == QUANT_INT8 else np.float32(MOST_INT * 1e-30)
         to = packed + 2 * ROWS * block * wide + 4 * m
         for g in range(groups):
             first, count = 4 * g * group, min(group, wide - g * group)
-            scale = read_f32(fixed) if fixed != 0 else max(slot.peak(row + first, count), least) / limit
+            scale = read_f32(fixed) if fixed != 0 else max(peak(row + first, count), least) / limit
             write_f32(scales + 4 * (ROWS * g + m), scale)
             inverse = np.float32(1.0) / scale
             _scatter_ints(row + first, inverse, limit, count // CHUNK, to + ROWS * g * group * 2)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from delivery.kernels.cpu.ir import atomic_add, atomic_load, call_kernel, read_i64
+from delivery.kernels.cpu.ir import atomic_add, atomic_load, call_kernel, read_i64, relax
 
 SLOTS = 32
 RUN, PREPARE, PIECES = range(3)
@@ -47,6 +47,7 @@ def _work(state: int, thread: int) -> None:
         spins = 0
         while atomic_load(done) < total:
             spins += 1
+            relax()
             if spins > _SPINS:
                 _yield()
 
@@ -66,6 +67,7 @@ def _enter(state: int, thread: int) -> None:
     spins = 0
     while atomic_load(state) > _CLOSED:
         spins += 1
+        relax()
         if spins > _SPINS:
             _yield()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from numba import njit
 
 from delivery.kernels.cpu import linear as slot
-from delivery.kernels.cpu.dot import w4_dots, w4_pairs, w4_wideners
 from delivery.kernels.cpu.ir import (
     CHUNK,
     PRODUCTS_KERNEL,
@@ -21,6 +20,7 @@ from delivery.kernels.cpu.ir import (
     write_f32,
 )
 from delivery.kernels.cpu.linear import finish, scales_of
+from delivery.kernels.cpu.w4_dot import w4_dots, w4_pairs, w4_wideners
 
 KINDS = ("w4_half", "w4_float")
 
