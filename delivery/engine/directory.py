@@ -6,6 +6,7 @@ belongs; tensors are stored as safetensors, next to every other file of the chec
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 
-from delivery.artifact import Json
+from delivery.artifact import Json, canonical_json
 from delivery.checkpoint import Checkpoint, CheckpointWriter
+from delivery.checkpoint.reader import safetensors_dtype
 from delivery.engine.engine_model import EngineModel
 from delivery.engine.fingerprint import build_fingerprint, differences, unusable
 from delivery.engine.packed_files import Packer, tensor_names, unpack
@@ -42,8 +44,14 @@ def write_engine(
     out: Path, source: Checkpoint, model: EngineModel, about: Mapping[str, Json], table: TuningTable
 ) -> None:
     """Write an engine directory atomically. table: the choices measured for it, empty for none."""
+    stored: dict[str, Json] = {}
     with CheckpointWriter(out) as writer:
-        packer = Packer(writer.add)
+
+        def add(name: str, tensor: torch.Tensor) -> None:
+            stored[name] = [safetensors_dtype(tensor.dtype), list(tensor.shape)]
+            writer.add(name, tensor)
+
+        packer = Packer(add)
         layout = {
             "dtype": packer.pack(model.dtype, ""),
             "blocks": [packer.pack(b, f"blocks.{i}") for i, b in enumerate(model.blocks)],
@@ -54,7 +62,9 @@ def write_engine(
         writer.add_file(LAYOUT_FILE, _json(layout))
         if table.choices:
             writer.add_file(TUNING, (table.to_json() + "\n").encode())
-        writer.add_file(ABOUT, _json({"format": FORMAT, "format_version": FORMAT_VERSION, **about}))
+        form = _form_digest(source.config, layout, stored)
+        made = {"format": FORMAT, "format_version": FORMAT_VERSION, "form_sha256": form}
+        writer.add_file(ABOUT, _json({**made, **about}))
         writer.finish(source.config)
 
 
@@ -69,6 +79,11 @@ def read_about(path: Path) -> dict[str, Any]:
             f"got {about.get('format')} {about.get('format_version')}",
             hint="deliver build --checkpoint CHECKPOINT --out DIR",
         )
+    build, options = about.get("build"), about.get("options")
+    if not isinstance(build, dict) or not isinstance(build.get("device"), dict):
+        raise _damaged(path / ABOUT, "it does not say what it was built on")
+    if not isinstance(options, dict):
+        raise _damaged(path / ABOUT, "it does not say with which options it was built")
     return about
 
 
@@ -95,9 +110,20 @@ def check_fingerprint(path: Path, about: Mapping[str, Any], device: str, policy:
 
 
 def read_engine(path: Path, config: ModelConfig, device: torch.device) -> EngineModel:
-    """The model of an engine directory; on a CPU its weights stay mapped from the files."""
+    """The model of an engine directory; on a CPU its weights stay mapped from the files.
+
+    Raises DataError `engine-damaged` where config, layout or tensor headers are not those that were built.
+    """
     layout = _read(path / LAYOUT_FILE)
     files = Checkpoint.open(path)
+    stored: dict[str, Json] = {n: [files.info(n).dtype, list(files.info(n).shape)] for n in files.names()}
+    stated = read_about(path).get("form_sha256", "")
+    # Kernels take sizes at their word: a wrong one reads beyond the end of a tensor.
+    if stated and stated != _form_digest(files.config, layout, stored):
+        why = (
+            f"sizes in {LAYOUT_FILE}, config.json or the headers of the weights are not those that were built"
+        )
+        raise _damaged(path, why)
     read: dict[str, torch.Tensor] = {}
     if device.type == "cuda":
         read = read_to(files, tensor_names(layout), device)
@@ -124,6 +150,11 @@ def read_tuning(path: Path) -> TuningTable:
     `tuning-table-damaged`."""
     file = path / TUNING
     return TuningTable.from_json(file.read_text("utf-8")) if file.is_file() else TuningTable()
+
+
+def _form_digest(config: Mapping[str, Any], layout: Json, stored: Mapping[str, Json]) -> str:
+    """SHA-256 of everything that says how large things are. stored: name → [dtype, shape] of a tensor."""
+    return hashlib.sha256(canonical_json([config, layout, stored]).encode()).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -132,14 +132,46 @@ def test_another_device_or_layout_is_refused(engine: Path, tmp_path: Path) -> No
 
 
 def test_damage_is_named(engine: Path, tmp_path: Path) -> None:
-    broken = rewrite(engine, tmp_path / "a", "layout.json", lambda a: a.pop("head"))
+    unsigned = rewrite(engine, tmp_path / "b", "engine.json", lambda a: a.pop("form_sha256"))
+    broken = rewrite(unsigned, tmp_path / "a", "layout.json", lambda a: a.pop("head"))
     with pytest.raises(DataError, match=r"layout\.json cannot be read"):
         LLM(broken)
     foreign = rewrite(
-        engine, tmp_path / "b", "layout.json", lambda a: a["head"].update({"class": "os:system"})
+        unsigned, tmp_path / "c", "layout.json", lambda a: a["head"].update({"class": "os:system"})
     )
     with pytest.raises(DataError, match="is not a class of this package"):
         LLM(foreign)
+
+
+def smaller_shape(layout: dict[str, Any]) -> None:
+    _, product = layout["blocks"][0]["fields"]["products"]["map"][0]
+    product["fields"]["run"]["fields"]["packed"]["fields"]["shape"]["tuple"][0] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("layout.json", smaller_shape),
+        (
+            "layout.json",
+            lambda a: a["blocks"]["tuple"].pop() if "tuple" in a["blocks"] else a["blocks"].pop(),
+        ),
+        ("config.json", lambda a: a.update(num_attention_heads=2, head_dim=32)),
+    ],
+)
+def test_sizes_that_were_changed_are_refused(engine: Path, tmp_path: Path, name: str, change: Any) -> None:
+    """A kernel that believes a wrong size reads memory that is not its own."""
+    changed = rewrite(engine, tmp_path / "a", name, change)
+    with pytest.raises(DataError, match="are not those that were built") as caught:
+        LLM(changed)
+    assert caught.value.code == "engine-damaged"
+
+
+@pytest.mark.parametrize("change", [{"build": None}, {"build": {"device": "cpu"}}, {"options": [1]}])
+def test_an_engine_json_of_the_wrong_kind_is_named(engine: Path, tmp_path: Path, change: Any) -> None:
+    changed = rewrite(engine, tmp_path / "a", "engine.json", lambda a: a.update(change))
+    with pytest.raises(DataError, match=r"engine\.json cannot be read"):
+        LLM(changed)
 
 
 def test_packed_values_come_back() -> None:
