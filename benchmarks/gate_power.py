@@ -5,6 +5,7 @@ multiplied by its own log-normal run noise. Each replicate goes through `compare
 
     python benchmarks/gate_power.py                     the grid, 1,000 replicates a cell
     python benchmarks/gate_power.py --coverage          what the 90 % interval really covers
+    python benchmarks/gate_power.py --conditions        other machines: drift, long tails, slow runs
     python benchmarks/gate_power.py --json              the same as one JSON object
 """
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -125,6 +127,79 @@ def coverage(replicates: int, seed: int = 1) -> list[dict[str, float]]:
     return rows
 
 
+def conditions(replicates: int, seed: int = 1) -> list[dict[str, float | str]]:
+    """Shares of failures and of inconclusive comparisons, 200 requests per run, by what the machine does."""
+    rows: list[dict[str, float | str]] = []
+    for condition, paired, change in product(CONDITIONS, (False, True), (1.0, 1.20)):
+        count: Counter[str] = Counter()
+        for number in range(replicates):
+            rng = np.random.default_rng([seed, number])
+            count[_disturbed(rng, condition, change, paired=paired)] += 1
+        row: dict[str, float | str] = {"condition": condition, "mode": "pairs" if paired else "stored"}
+        shares = {name: count[name] / replicates for name in ("fail", "inconclusive")}
+        rows.append(row | {"change": change} | shares)
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return rows
+
+
+CONDITIONS = {
+    "5 % noise between runs": lambda rng: lambda n: rng.normal(0, SIGMA, n) + rng.normal(0, 0.05),
+    "10 % noise between runs": lambda rng: lambda n: rng.normal(0, SIGMA, n) + rng.normal(0, 0.10),
+    "requests of a run alike (rho 0.9)": lambda rng: lambda n: _alike(rng, n, 0.9),
+    "long tail (Pareto, alpha 2.5)": lambda rng: lambda n: np.log1p(rng.pareto(2.5, n)),
+    "one run in ten at half the speed": lambda rng: (
+        lambda n: rng.normal(0, SIGMA, n) + (np.log(2) if rng.random() < 0.1 else 0.0)
+    ),
+    "drift of 2 % a run": lambda rng: _Drift(rng, lambda _: 0.02),
+    "random walk of 5 % a run": lambda rng: _Drift(rng, lambda draw: draw.normal(0, 0.05)),
+}
+"""What a machine does, apart from the engine: a session of it → a run's logarithms of latencies."""
+
+
+class _Drift:
+    """A machine that gets slower or faster from run to run, in a direction of the session's own."""
+
+    def __init__(self, rng: np.random.Generator, step: Callable[[np.random.Generator], float]) -> None:
+        self.rng, self.step, self.sign, self.level = rng, step, rng.choice([-1, 1]), 0.0
+
+    def __call__(self, size: int) -> NDArray[np.float64]:
+        self.level += self.sign * self.step(self.rng)
+        return np.asarray(self.rng.normal(self.level, SIGMA, size))
+
+
+def _alike(rng: np.random.Generator, size: int, rho: float) -> NDArray[np.float64]:
+    """Requests whose logarithms are autocorrelated: a slow one comes after a slow one."""
+    own, shared = rng.normal(0, 0.2, size), np.empty(size)
+    shared[0] = rng.normal(0, 0.2)
+    for i, noise in enumerate(rng.normal(0, 0.2 * np.sqrt(1 - rho**2), size - 1), 1):
+        shared[i] = rho * shared[i - 1] + noise
+    return np.asarray(own + shared)
+
+
+def _disturbed(rng: np.random.Generator, condition: str, change: float, *, paired: bool) -> str:
+    """The outcome of one comparison. Stored runs are of another session than the candidate's."""
+
+    def run(machine: Callable[[int], NDArray[np.float64]], factor: float) -> NDArray[np.float64]:
+        return np.sort(np.exp(3.0 + machine(200)) * factor)
+
+    first = CONDITIONS[condition](rng)
+    if not paired:
+        base = [run(first, 1.0) for _ in range(5)]
+        later = CONDITIONS[condition](rng)
+        cand = [run(later, change) for _ in range(5)]
+        return compare_latency(base, cand, paired=False, resamples=RESAMPLES).status.value
+    base, cand = [], []
+    for look in looks():
+        while len(base) < look.pairs:
+            for side, factor in ((base, 1.0), (cand, change))[:: 1 if len(base) % 2 == 0 else -1]:
+                side.append(run(first, factor))
+        verdict = compare_latency(base, cand, resamples=RESAMPLES, look=look)
+        if not verdict.undecided:
+            break
+    return verdict.status.value
+
+
 def show(cells: list[Cell]) -> None:
     """One row per budget and noise: failures out of 100, with the inconclusive ones in brackets."""
     heads = "".join(f"{(c - 1) * 100:+.0f} %".rjust(16) for c in CHANGES)
@@ -140,10 +215,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--replicates", type=int, default=1000)
     parser.add_argument("--coverage", action="store_true", help="check the interval instead of the rule")
+    parser.add_argument("--conditions", action="store_true", help="other machines than the simulated one")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.coverage:
-        rows = coverage(options.replicates)
+    if options.coverage or options.conditions:
+        rows = (coverage if options.coverage else conditions)(options.replicates)
         print(json.dumps(rows, indent=1))
         return
     cells = grid(options.replicates)

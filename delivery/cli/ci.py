@@ -28,7 +28,7 @@ def _prints(system: str, title: str) -> Callable[..., None]:
     @command.command(
         name=system,
         short_help=f"Print the CI definition of a pipeline for {title}.",
-        help=f"""Print the CI definition of PIPELINE for {title} on stdout.
+        help=f"""Print the CI definition of PIPELINE (default: {_DEFAULT}) for {title} on stdout.
 
     One job per stage, run on every commit that touches weights. Jobs pass artifacts, caches and reports on; a
     missing baseline fails the pipeline; main is deployed, with automatic rollback.
@@ -41,7 +41,9 @@ def _prints(system: str, title: str) -> Callable[..., None]:
         help="What jobs install with pip, for example 'deliver[demo] @ URL'; default: this build.",
     )
     @click.option("--install", metavar="COMMAND", help="Shell command that installs deliver, instead of pip.")
-    @click.option("--image", metavar="IMAGE", help="Container image that GitLab's jobs run in.")
+    @click.option(
+        "--image", metavar="IMAGE", help="Container image that GitLab's jobs run in; default: Python's."
+    )
     @click.option(
         "--watch",
         multiple=True,
@@ -86,8 +88,9 @@ _prints("github", "GitHub")
 def comment(session: Session, pipeline: str) -> None:
     """Comment the results of PIPELINE's checks on the merge request of this CI job.
 
-    There is one comment per pipeline, which is updated. The merge request comes from the variables of GitLab
-    or GitHub, the token from DELIVER_COMMENT_TOKEN; without a token nothing is posted.
+    PIPELINE is pipelines/default.yaml by default. There is one comment per pipeline, which is updated. The
+    merge request comes from the variables of GitLab or GitHub, the token from DELIVER_COMMENT_TOKEN; without
+    a token nothing is posted.
     """
     from delivery.pipeline.spec import load_pipeline
     from delivery.report import comment as comments
