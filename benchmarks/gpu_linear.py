@@ -13,7 +13,7 @@ from gpu_timing import copies_for, graph_us
 from delivery.errors import EnvironmentLacking
 from delivery.kernels import linear_w4a16, linear_w8a8, linear_w16a16
 from delivery.kernels.row_quant import quantize_rows
-from delivery.kernels.tuning import Choice, TuningTable
+from delivery.kernels.tuning import Choice, TuningTable, burden
 from delivery.kernels.w4_layout import PackedW4
 from delivery.kernels.w8_layout import PackedW8
 
@@ -243,8 +243,9 @@ def best_of(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], dict[s
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> TuningTable:
-    """The tuning table that those measurements give."""
+    """The tuning table that those measurements give, `burden` considered."""
     table = TuningTable()
-    for (op, shape, m), row in best_of(rows).items():
+    weighed = [row | {"us": row["us"] * burden(row["choice"], row["M"])} for row in rows if "us" in row]
+    for (op, shape, m), row in best_of(weighed).items():
         table = table.with_choice(FAMILIES[op].key, *SHAPES[shape], m, row["choice"])
     return table

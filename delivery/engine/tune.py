@@ -140,7 +140,7 @@ def measured(
                     progress(f"{choice.backend} gives wrong answers and is left out: {choice.tile}")
                 return good
 
-            best, _ = measure(subject.candidates(count), run, timed, right)
+            best, _ = measure(subject.candidates(count), run, timed, right, count)
             table = table.with_choice(subject.op, subject.n, subject.k, count, best)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what the timed graphs kept

@@ -49,6 +49,8 @@ class Choice:
 
 Key = tuple[str, int, int, int]
 _NEAR = 1.25
+_DECODED_ROWS = 256
+_SCALED_MM_BURDEN = 1.1
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,15 @@ def measure(
     run: Callable[[Choice], object],
     time_us: Callable[[Callable[[], object]], float],
     right: Callable[[Choice], bool] = lambda _: True,
+    rows: int = 0,
 ) -> tuple[Choice, float]:
     """The fastest right candidate and its time in µs. `run` executes one, `time_us` times a call, `right`
     says whether its answer is that of the reference: a compiler, a driver or a card that nobody has seen may
     make a wrong kernel of a right program.
 
     Those within a quarter of the fastest are timed again in opposite order, and the mean counts: under long
-    products a card reaches its power limit and slows down, which would favour whoever came first.
+    products a card reaches its power limit and slows down, which would favour whoever came first. What a
+    choice costs its neighbours counts too (`burden` for that many `rows`).
     A candidate that cannot be launched (RuntimeError: out of shared memory or registers) is left out.
     Raises DataError `nothing-to-measure` when none can, or none is right.
     """
@@ -171,8 +175,18 @@ def measure(
             "no candidate could be launched and gave the reference's answer",
             hint="deliver doctor",
         )
-    best = min(means, key=means.__getitem__)
+    best = min(means, key=lambda i: means[i] * burden(listed[i], rows))
     return listed[best], means[best]
+
+
+def burden(choice: Choice, rows: int) -> float:
+    """What a choice costs in a step beyond its time alone, as a factor of that time.
+
+    `torch._scaled_mm` clears memory in front of itself, lets nothing start beside it, and slows the attention
+    of decode steps: fp8 at 256 rows, level with our kernel by itself, took 487 µs a layer of an 8B model with
+    it and 422 without on an H200 (docs/performance/engine.md). cuBLAS in 16 bits costs its neighbours nothing.
+    """
+    return _SCALED_MM_BURDEN if choice.backend == "scaled_mm" and rows <= _DECODED_ROWS else 1.0
 
 
 def _launched_right(candidate: Choice, right: Callable[[Choice], bool]) -> bool:

@@ -106,6 +106,21 @@ def test_a_card_that_slows_down_does_not_favour_whoever_comes_first() -> None:
     assert len(calls) == 2 * len(cost) - 1  # who is far behind is not timed again
 
 
+@pytest.mark.parametrize(
+    ("alone_us", "rows", "chosen"),
+    [(0.95, 256, "hopper"), (0.85, 256, "scaled_mm"), (0.95, 512, "scaled_mm")],
+)
+def test_what_a_product_costs_its_neighbours_counts(alone_us: float, rows: int, chosen: str) -> None:
+    times = {"hopper": 1.0, "scaled_mm": alone_us}
+
+    def time_us(call: Callable[[], object]) -> float:
+        return times[str(call())]
+
+    names = [Choice("hopper"), Choice("scaled_mm")]
+    best, taken_us = tuning.measure(names, lambda c: c.backend, time_us, rows=rows)
+    assert (best.backend, taken_us) == (chosen, times[chosen])
+
+
 def test_the_shipped_table_knows_the_8b_shapes_of_its_card() -> None:
     table = tuning.shipped("NVIDIA H200")
     for op in ("linear_w4a16", "linear_w8a8_int8", "linear_w8a8_fp8", "linear_w16a16"):
