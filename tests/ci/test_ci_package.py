@@ -31,6 +31,17 @@ ORIGINS = [
     ({"url": "https://git.example.org/ml/deliver.git", "vcs_info": {"vcs": "git", "commit_id": "4f1c"}}, GIT),
     ({"url": WHEEL_URL.partition(" @ ")[2], "archive_info": {}}, WHEEL_URL),
     (
+        {
+            "url": "https://ann:secret@git.example.org/ml/deliver.git",
+            "vcs_info": {"vcs": "git", "commit_id": "4f1c"},
+        },
+        GIT,
+    ),
+    (
+        {"url": "ssh://git@git.example.org/deliver.git", "vcs_info": {"vcs": "git", "commit_id": "4f1c"}},
+        "deliver[demo] @ git+ssh://git@git.example.org/deliver.git@4f1c",
+    ),
+    (
         {"url": WHEEL_URL.partition(" @ ")[2], "archive_info": {"hashes": {"sha256": "ab"}}},
         f"{WHEEL_URL}#sha256=ab",
     ),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
+from urllib.parse import urlsplit
 
 from delivery import __version__
 
@@ -21,7 +22,7 @@ def own_package(tell: Callable[[str], object]) -> str | None:
     job can reach: then `tell` gets a note.
     """
     origin = _origin()
-    url = str(origin.get("url", ""))
+    url = _without_credentials(str(origin.get("url", "")))
     if url.startswith("file:"):
         tell(
             f"note: this build was installed from {url}, but jobs install {PUBLISHED} from a package index;\n"
@@ -34,6 +35,14 @@ def own_package(tell: Callable[[str], object]) -> str | None:
         return f"{NAME} @ {version['vcs']}+{url}@{version['commit_id']}"
     digest = origin.get("archive_info", {}).get("hashes", {}).get("sha256")
     return f"{NAME} @ {url}" + (f"#sha256={digest}" if digest else "")
+
+
+def _without_credentials(url: str) -> str:
+    """CI definitions are committed. The user of an SSH URL is part of the address."""
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("http"):
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _origin() -> dict[str, Any]:
