@@ -183,8 +183,8 @@ def burden(choice: Choice, rows: int) -> float:
     """What a choice costs in a step beyond its time alone, as a factor of that time.
 
     `torch._scaled_mm` clears memory in front of itself, lets nothing start beside it, and slows the attention
-    of decode steps: fp8 at 256 rows, level with our kernel by itself, took 487 µs a layer of an 8B model with
-    it and 422 without on an H200 (docs/performance/engine.md). cuBLAS in 16 bits costs its neighbours nothing.
+    of decode steps. fp8 at 256 rows, where it is level with our kernel by itself: 487 µs a layer of an 8B
+    model with it on an H200, 422 without (docs/performance/engine.md). cuBLAS in 16 bits costs nothing more.
     """
     return _SCALED_MM_BURDEN if choice.backend == "scaled_mm" and rows <= _DECODED_ROWS else 1.0
 
