@@ -29,9 +29,21 @@ def describe(path: Path | str) -> dict[str, Any]:
     Keys: architecture, family, parameters, active_parameters (of a token, with experts), layers, experts,
     sliding_window, rope_scaling, context_tokens, dtypes, size_bytes, bits_per_weight, quantization,
     kv_bytes_per_token (at 16 bits), tokenizer, license, engines (name → loads, why_not, needs), format.
-    What is not known is None. Raises DataError where the directory itself is damaged.
+    What is not known is None. Raises DataError where the directory itself is damaged, `config-invalid` where
+    a file says something of the wrong kind.
     """
-    place = Path(path)
+    try:
+        return _described(Path(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            "config-invalid",
+            f"a JSON file in {path} says something of the wrong kind",
+            why=f"{type(error).__name__}: {error}",
+            hint="take config.json and the tokenizer files from the model's own repository",
+        ) from error
+
+
+def _described(place: Path) -> dict[str, Any]:
     if place.is_file() or (detect_format(place) == "gguf" and not (place / "config.json").is_file()):
         return _gguf(place)
     config = read_config(place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -61,3 +63,37 @@ def test_damaged(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(content)
     with pytest.raises(DataError, match="cannot be unpacked"):
         extract(tmp_path / "a.tar.gz", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "zip"])
+def test_flipped_bytes_are_one_error(kind: str, tmp_path: Path) -> None:
+    path, payload = tmp_path / f"a.{kind}", random.Random(0).randbytes(3000) + b"a" * 3000
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("config.json", payload)
+    else:
+        mode = kind.removeprefix("tar.")
+        with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
+            info = tarfile.TarInfo("config.json")
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    whole, draw, refused = path.read_bytes(), random.Random(1), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            extract(path, tmp_path / "out")
+        except DataError:
+            refused += 1
+    assert refused > 50
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, target in (("x", "y"), ("y", "x")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        extract(tmp_path / "a.tar", tmp_path / "out")

@@ -244,3 +244,20 @@ def test_what_has_to_be_converted_says_how(tmp_path: Path) -> None:
     )
     ours = describe(tmp_path)["engines"]["deliver"]
     assert ours["why_not"] == "InternLM2ForCausalLM has to be converted first"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"architectures": 3}),
+        ("config.json", {**CONFIG, "quantization_config": {"quant_method": ["awq"]}}),
+        ("config.json", {**CONFIG, "quantization_config": {"config_groups": ["group_0"]}}),
+        ("tokenizer.json", {"model": "BPE"}),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named(tmp_path: Path, file: str, content: object) -> None:
+    path = write(tmp_path, {f"{PREFIX}.weight": torch.zeros(128, 128)})
+    (path / file).write_text(json.dumps(content))
+    with pytest.raises(DataError, match="says something of the wrong kind") as caught:
+        describe(path)
+    assert caught.value.code == "config-invalid"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import lzma
 import posixpath
 import shutil
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from delivery.checkpoint.fetch.place import check_space
 from delivery.errors import DataError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _CHUNK_BYTES = 1 << 22
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, KeyError)
+_BROKEN = (*_DAMAGED, RecursionError, RuntimeError, ValueError)
+"""What the libraries raise: for damage; and for links in a circle, encryption, names that are not text."""
 
 
 def is_archive(name: str) -> bool:
@@ -33,7 +38,7 @@ def extract(archive: Path, target: Path) -> None:
             _extract_zip(archive, target)
         else:
             _extract_tar(archive, target)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, KeyError) as error:
+    except _BROKEN as error:
         raise DataError(
             "archive-damaged",
             f"{archive.name} cannot be unpacked",
@@ -58,6 +63,7 @@ def inside(name: str, archive: str) -> str:
 def _extract_tar(archive: Path, target: Path) -> None:
     with tarfile.open(archive) as tar:
         members = tar.getmembers()
+        _read_to_end(tar.fileobj)
         for member in members:
             inside(member.name, archive.name)
             if member.issym():
@@ -74,6 +80,12 @@ def _extract_tar(archive: Path, target: Path) -> None:
         for member in members:
             if not member.isdir():
                 _write(target / inside(member.name, archive.name), lambda m=member: tar.extractfile(m))  # type: ignore[misc]
+
+
+def _read_to_end(stream: Any) -> None:
+    """The checksum of a gzip file stands behind its data, and tar stops reading before it."""
+    while stream.read(_CHUNK_BYTES):
+        pass
 
 
 def _extract_zip(archive: Path, target: Path) -> None:

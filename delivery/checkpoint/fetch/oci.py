@@ -82,19 +82,20 @@ class OciArtifact:
         layers = manifest.get("layers")
         if not isinstance(layers, list) or not layers:
             raise DataError("source-incomplete", f"{self.reference} has no layers", why=f"manifest {digest}")
-        check_space(self._slot, sum(int(layer["size"]) for layer in layers))
-        for layer in layers:
+        sizes = [_size(layer, self.reference) for layer in layers]
+        check_space(self._slot, sum(sizes))
+        for layer, size in zip(layers, sizes, strict=True):
             blob = _blob_digest(layer, self.reference)
             title = (layer.get("annotations") or {}).get(_TITLE)
             packed = "tar" in str(layer.get("mediaType", ""))
             name = inside(str(title), self.reference) if title else f"{blob[:12]}.tar"
             if ledger.arrived(name, blob):
                 continue
-            progress(f"{name}, {layer['size']} bytes")
+            progress(f"{name}, {size} bytes")
             target = self._slot / (f".{blob[:12]}.tar" if packed else name)
             receive(
                 target,
-                int(layer["size"]),
+                size,
                 lambda start, end, blob=blob: self._blob(blob, start, end),  # type: ignore[misc]
                 sha256=blob,
             )
@@ -161,6 +162,13 @@ class OciArtifact:
             why=why,
             hint="check the reference, credentials (~/.netrc) and proxy; the same command continues",
         )
+
+
+def _size(layer: Any, reference: str) -> int:
+    size = layer.get("size") if isinstance(layer, Mapping) else None
+    if not isinstance(size, int) or size < 0:
+        raise DataError("download-damaged", f"a layer of {reference} has no size", why=str(layer)[:120])
+    return size
 
 
 def _blob_digest(layer: Mapping[str, Any], reference: str) -> str:

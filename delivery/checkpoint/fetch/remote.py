@@ -142,7 +142,7 @@ class RemoteModel:
         for index in _INDEXES:
             if index in files:
                 text = self._read(str(files[index]["name"]), 0, int(files[index]["size"]))
-                for shard in sorted(set((json.loads(text).get("weight_map") or {}).values())):
+                for shard in _shards(text, index):
                     check_relative(str(shard), index)
                     files[str(shard)] = self._info(f"{root}/{shard}")
                 break
@@ -192,6 +192,14 @@ class RemoteModel:
             f"{self.url} has no {name}",
             why="a folder needs config.json and its weights; a file ends in .gguf or an archive's suffix",
         )
+
+
+def _shards(text: bytes, index: str) -> list[str]:
+    """The files that an index names. Raises DataError `index-disagrees`."""
+    try:
+        return sorted({str(name) for name in json.loads(text)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError("index-disagrees", f"{index} has no usable weight_map", why=repr(error)) from error
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
