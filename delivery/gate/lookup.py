@@ -52,12 +52,34 @@ class Found:
 
 
 def find(place: Place, committed: Path, local: Path) -> Baseline | None:
-    """The committed baseline, else the one recorded locally."""
+    """The committed baseline, else the one recorded locally.
+
+    Raises BaselineError `baseline-other-device` for a file that is of something else than its folders say.
+    """
     for root in (committed, local):
         path = place.path(root)
         if path.is_file():
-            return baselines.read(path)
+            found = baselines.read(path)
+            _check(path, found, place)
+            return found
     return None
+
+
+def _check(path: Path, found: Baseline, place: Place) -> None:
+    """A file that was copied or moved by hand must not be compared with because of where it lies."""
+    about = (
+        ("model", found.model, place.model),
+        ("device", dict(found.device), dict(place.device)),
+        ("workload", found.workload_digest, place.workload_digest),
+    )
+    other = [f"{name} {was!r}, expected {here!r}" for name, was, here in about if was != here]
+    if other:
+        raise BaselineError(
+            "baseline-other-device",
+            f"{path} is the baseline of something else",
+            why=f"it says {'; '.join(other)}",
+            hint="restore it from version control, or: deliver baseline update --reason TEXT",
+        )
 
 
 def find_or_make(place: Place, committed: Path, local: Path, snapshot: Snapshot, missing: str) -> Found:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -82,7 +84,16 @@ def why_invalid_run(run: Run, limits: ValidityLimits, *, judged: bool = False) -
         )
     if (ratio := rate_ratio(run)) < limits.min_rate_ratio:
         return f"the sender reached {ratio:.1%} of the requested rate (at least {limits.min_rate_ratio:.0%})"
+    if broken := next((r for r in run if not _in_order(r)), None):
+        return f"the times of {broken.id} are not finite, or not in order: a clock jumped"
     return ""
+
+
+def _in_order(record: RequestRecord) -> bool:
+    """Scheduled, sent, first token, last token: each finite and none before the one in front of it."""
+    times = (record.scheduled_s, record.sent_s, record.first_token_s, record.last_token_s)
+    known = [t for t in times if t is not None]
+    return all(map(isfinite, known)) and all(a <= b for a, b in pairwise(known))
 
 
 def why_lengths_differ(baseline: Run, candidate: Run) -> str:
@@ -114,8 +125,13 @@ def why_invalid(
                 return f"{side} run {number}: {reason}"
     if paired and len(baseline) != len(candidate):
         return f"{len(baseline)} baseline runs cannot be paired with {len(candidate)} candidate runs"
-    pairs = zip(baseline, candidate, strict=True) if paired else [(baseline[0], run) for run in candidate]
+    if paired:
+        pairs = list(zip(baseline, candidate, strict=True))
+    else:
+        pairs = [(baseline[0], run) for run in (*candidate, *baseline[1:])]
     for number, (theirs, ours) in enumerate(pairs, 1):
         if reason := why_lengths_differ(theirs, ours):
-            return f"run {number}: {reason}"
+            of_baseline = not paired and number > len(candidate)
+            named = f"baseline run {number - len(candidate) + 1}" if of_baseline else f"run {number}"
+            return f"{named}: {reason}"
     return ""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from delivery.errors import BaselineError
 from delivery.gate import baseline as baselines
 from delivery.gate.lookup import Place, find_or_make
 
@@ -29,3 +32,23 @@ def test_what_a_first_baseline_says_of_itself_stays_the_same_when_it_is_judged_a
 
     second = baselines.Snapshot(engine="e2", reason="second", runs=(), measurement="n" * 64)
     assert not find_or_make(here, committed, local, second, "fail").made_now
+
+
+@pytest.mark.parametrize(
+    ("moved", "told"),
+    [
+        (Place("demo", "here-1", {"name": "other"}, {}, "w" * 64), "device {'name': 'here'}"),
+        (Place("Demo", "here-1", {"name": "here"}, {}, "w" * 64), "model 'demo', expected 'Demo'"),
+        (Place("demo", "here-1", {"name": "here"}, {}, "w" * 16 + "v" * 48), "workload 'wwww"),
+    ],
+)
+def test_a_file_in_the_wrong_folder_is_not_compared_with(tmp_path: Path, moved: Place, told: str) -> None:
+    first = baselines.Snapshot(engine="e", reason="first", runs=(), measurement="m" * 64)
+    here = Place("demo", "here-1", {"name": "here"}, {}, "w" * 64)
+    find_or_make(here, tmp_path / "c", tmp_path / "l", first, "bootstrap").record()
+    moved.path(tmp_path / "c").parent.mkdir(parents=True)
+    here.path(tmp_path / "l").rename(moved.path(tmp_path / "c"))
+    with pytest.raises(BaselineError, match="is the baseline of something else") as caught:
+        find_or_make(moved, tmp_path / "c", tmp_path / "l", first, "bootstrap")
+    assert told in caught.value.why
+    assert caught.value.exit_code == 5

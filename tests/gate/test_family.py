@@ -44,6 +44,13 @@ def test_an_equal_family_passes_and_a_faster_one_too():
     assert compare_runs(many(), many(50, ttft=0.1, tpot=0.01)).status == "pass"
 
 
+def test_one_stored_run_of_other_lengths_is_invalid():
+    uneven = [*many()[:-1], spoil(many(), 5, output_tokens=7)[2]]
+    verdict = compare_runs(uneven, many(50), paired=False)
+    assert verdict.status == "invalid"
+    assert "baseline run 5: output lengths differ" in verdict.reason
+
+
 def test_stored_runs_may_differ_in_number():
     assert compare_runs(many() + many(90), many(50), paired=False).status == "pass"
     assert compare_runs(many() + many(90), many(50)).status == "invalid"
@@ -54,7 +61,10 @@ def test_stored_runs_may_differ_in_number():
     [
         (spoil(many(), 5, error="connection reset", last_token_s=None), "1 of 130 requests failed"),
         (spoil(many(), 5, output_tokens=7), "output lengths differ"),
-        (spoil(many(), 5, first_token_s=0.0), "not finite and positive"),
+        (spoil(many(), 5, first_token_s=0.0), "the times of r5 are not finite, or not in order"),
+        (spoil(many(), 5, last_token_s=float("nan")), "the times of r5 are not finite, or not in order"),
+        (spoil(many(), 5, sent_s=float("-inf")), "the times of r5 are not finite, or not in order"),
+        (spoil(many(), 5, last_token_s=-1.0), "a clock jumped"),
         ([r[:120] for r in many()], "120 requests, 130 are needed"),
         (many()[:4], "4 candidate runs"),
         ([[replace(r, sent_s=r.sent_s + 0.02) for r in x] for x in many()], "sent 21.0 ms late"),

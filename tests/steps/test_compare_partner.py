@@ -1,6 +1,6 @@
 """Pairs are the default while the baseline's engine is at hand; stored runs decide otherwise."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +26,7 @@ def around(tmp_path):
         place = place_of(
             "demo",
             {
-                "device": {},
+                "device": asdict(device),
                 "device_slug": device.slug,
                 "workload": {"name": name, **workload.to_json()},
                 "sides": {"candidate": {"runtime": "deliver"}},
@@ -34,7 +34,9 @@ def around(tmp_path):
         )
         if recorded:
             taken = baselines.Snapshot(engine=engine, reason="r", runs=(), measurement="m" * 64)
-            made = baselines.new("demo", {}, place.workload, place.workload_digest, taken, bootstrapped=False)
+            made = baselines.new(
+                "demo", asdict(device), place.workload, place.workload_digest, taken, bootstrapped=False
+            )
             baselines.write(place.path(tmp_path / "committed"), made)
         return SimpleNamespace(
             model="demo",
