@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
+_WRONG = (RuntimeError, EOFError, ValueError, OSError, LookupError, AttributeError, TypeError)
+_BROKEN = (*_WRONG, AssertionError, struct.error, MemoryError, OverflowError)
+"""What torch.load raises for a damaged file."""
 _WANTED = re.compile(r"(?:GLOBAL|Unsupported class|unrecognized function|new object for) ([\w.]+)")
 
 
@@ -134,7 +138,7 @@ def load_weights_only(path: Path) -> dict[str, torch.Tensor]:
             why=f"its pickle wants {wants[1]}, weights need only tensors and containers",
             hint="get the checkpoint as safetensors, or from a source that you trust",
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+    except _BROKEN as error:
         raise _damaged(path, str(error)) from error
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):

@@ -13,6 +13,7 @@ from delivery.checkpoint.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
 from delivery.errors import DataError
 
 _SENTENCEPIECE = "tokenizer.model"
+_MOST_ADDED = 1 << 16
 
 
 def made_tokenizer(
@@ -46,7 +47,11 @@ def made_tokenizer(
 def _by_pieces(directory: Path, config: Mapping[str, Any]) -> str:
     metadata = read_sentencepiece(directory / _SENTENCEPIECE)
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    declared = {int(i): _content(t) for i, t in (config.get("added_tokens_decoder") or {}).items()}
+    declared = _declared(config)
+    if (last := max(declared, default=0)) > len(tokens) + _MOST_ADDED:
+        raise DataError(
+            "tokenizer-damaged", "", why=f"an added token has id {last} behind {len(tokens)} pieces"
+        )
     # Added tokens keep the ids that the model knows them by; ids between them are filled.
     for token_id in range(len(tokens), max(declared, default=-1) + 1):
         tokens.append(declared.get(token_id, f"<|unused_{token_id}|>"))
@@ -55,6 +60,14 @@ def _by_pieces(directory: Path, config: Mapping[str, Any]) -> str:
     metadata["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", True))
     metadata["tokenizer.ggml.add_eos_token"] = bool(config.get("add_eos_token", False))
     return rebuild_tokenizer(metadata)[0]
+
+
+def _declared(config: Mapping[str, Any]) -> dict[int, str]:
+    """Id → text of the tokens that a tokenizer_config.json adds. Raises DataError `tokenizer-damaged`."""
+    try:
+        return {int(i): _content(t) for i, t in (config.get("added_tokens_decoder") or {}).items()}
+    except (ValueError, AttributeError, KeyError) as error:
+        raise DataError("tokenizer-damaged", "", why=f"added_tokens_decoder: {error!r}") from error
 
 
 def _by_transformers(directory: Path, trust_remote_code: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,19 @@ def test_what_is_no_dictionary_of_tensors(tmp_path: Path) -> None:
 def test_no_weights(folder: Path) -> None:
     with pytest.raises(DataError, match="has no weights"):
         BinSource(folder, CONFIG)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_flipped_bytes_are_damage_or_go_unnoticed(zipped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    torch.save({"w": torch.ones(20, 30)}, path, _use_new_zipfile_serialization=zipped)
+    whole, draw, refused = path.read_bytes(), random.Random(3), 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(min(len(damaged), 600))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            load_weights_only(path)
+        except DataError as error:
+            refused += error.code in ("pickle-damaged", "pickle-runs-code")
+    assert refused > 20

@@ -127,3 +127,19 @@ def test_vocab_and_merges_are_read_by_transformers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     ours, _ = made(tmp_path)
     assert ours.encode(SAMPLE) == GPT2Tokenizer.from_pretrained(tmp_path).encode(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ({"first": {"content": "<a>"}}, "'first'"),
+        ([1], "added_tokens_decoder"),
+        ({"999999999999": {"content": "<a>"}}, "has id 999999999999"),
+    ],
+)
+def test_added_tokens_that_cannot_be_are_said(
+    model: bytes, tmp_path: Path, declared: object, reason: str
+) -> None:
+    files, note = made_tokenizer(folder(tmp_path, model, added_tokens_decoder=declared))
+    assert files == {}
+    assert reason in note
