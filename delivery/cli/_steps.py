@@ -108,7 +108,7 @@ def _option(step: type[Any], field: Field) -> click.Option:
         return click.Option([both, field.name], default=None, help=f"{help_text}{_default(field)}")
     return click.Option(
         names,
-        metavar=_metavar(step, field, hint),
+        metavar=_metavar(field, hint),
         multiple=is_list(hint),
         default=None,
         help=f"{help_text}{_SEVERAL if is_list(hint) else ''}{_default(field)}",
@@ -129,7 +129,7 @@ def _choices(field: Field) -> tuple[str, ...]:
     return tuple(choices() if callable(choices) else choices or ())
 
 
-def _metavar(step: type[Any], field: Field, hint: Any) -> str:
+def _metavar(field: Field, hint: Any) -> str:
     if field.metadata["metavar"]:
         return str(field.metadata["metavar"])
     if choices := _choices(field):

@@ -102,8 +102,6 @@ def update(
     evaluate about the same engine. The last release stays the anchor unless --released is given, so that
     small regressions cannot accumulate.
     """
-    from delivery.pipeline.refs import resolve
-
     if not reason.strip():
         raise UsageError("reason-missing", "a baseline changes only with a reason", hint="--reason TEXT")
     chosen = [resolve(session.store, report)] if report else _last_reports(session)
@@ -204,8 +202,6 @@ def _text(row: dict[str, Any]) -> str:
 
 def _last_reports(session: Session) -> list[Artifact]:
     """The last compare's report, then those of smoke and evaluate about the same engine."""
-    from delivery.pipeline.refs import resolve
-
     last = session.workdir / "latest"
     if not (last / _DECIDES).is_dir():
         raise UsageError(

@@ -14,6 +14,8 @@ from delivery.errors import DataError, DeliverError
 if TYPE_CHECKING:
     from delivery.artifact import Artifact
 
+_SIGNS = "package"
+
 
 @click.command()
 @click.argument("ref", required=False)
@@ -71,7 +73,7 @@ def _verify(artifact: Artifact, key: str | None, *, named: bool) -> None:
     else:
         verify(artifact)
     if artifact.kind == Kind.RELEASE or (key is not None and named):
-        _verify_release(artifact.path, key)
+        _verify_release(artifact, key)
 
 
 def _summary(rows: list[dict[str, Any]], errors: list[DeliverError]) -> DeliverError | None:
@@ -89,12 +91,13 @@ def _summary(rows: list[dict[str, Any]], errors: list[DeliverError]) -> DeliverE
     )
 
 
-def _verify_release(release: Path, key: str | None) -> None:
-    """The signature over the index, and every file against it."""
+def _verify_release(artifact: Artifact, key: str | None) -> None:
+    """The signature over the index, and every file against it. A release of `package` has both, always."""
     from delivery.release import load_public_key, verify_release
     from delivery.release.index import INDEX
 
-    if key is not None or (release / INDEX).is_file():
+    release = artifact.path
+    if key is not None or artifact.manifest.step == _SIGNS or (release / INDEX).is_file():
         verify_release(release, load_public_key(Path(key)) if key else None)
 
 

@@ -184,3 +184,13 @@ def test_a_key_for_what_is_no_release(deliver, ran, tmp_path):
     (tmp_path / "key.pem").write_bytes(public.public_bytes(*form))
     code, _, err = deliver("verify", ran["make"], "--key", "key.pem")
     assert (code, "error[not-a-release]" in err) == (1, True)
+
+
+def test_a_release_that_lost_its_index_is_none_whatever_its_manifest_says(deliver, tmp_path):
+    """A manifest is signed by nobody: whoever changes a release can write another one beside it."""
+    folder = tmp_path / "release"
+    folder.mkdir()
+    (folder / "RUNBOOK.md").write_text("changed")
+    write_manifest(folder, Manifest(Kind.RELEASE, "package", 2, {}, {}, hash_tree(folder)))
+    code, _, err = deliver("verify", "release")
+    assert (code, "error[not-a-release]" in err) == (1, True)
