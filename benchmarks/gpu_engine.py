@@ -218,6 +218,13 @@ def anchor(form: str, batch: int) -> dict[str, float]:
     return next((row for row in rows if row["batch"] == batch), {})
 
 
+def transformers_tpot_ms(batch: int) -> float | None:
+    """Of transformers' `generate` in bf16; None where it was not measured."""
+    rows = json.loads((Path(__file__).parent / "anchors" / "hf.json").read_text())
+    rate = next((row["decode_tok_s"] for row in rows if row["batch"] == batch), None)
+    return None if rate is None else round(batch / rate * 1e3, 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("forms", nargs="*", default=["bf16", "w4a16", "int8", "fp8"])
@@ -266,9 +273,8 @@ def main() -> None:
                 **measure(engine, batch, 2 if batch < 256 else 1),
             }
             peer = anchor(form, batch)
-            rows.append(
-                row | {"vllm_tpot_ms": peer.get("tpot_ms"), "vllm_prefill": peer.get("prefill_tok_s")}
-            )
+            theirs = {"vllm_tpot_ms": peer.get("tpot_ms"), "vllm_prefill": peer.get("prefill_tok_s")}
+            rows.append(row | theirs | {"transformers_tpot_ms": transformers_tpot_ms(batch)})
             print("  ", rows[-1], flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(rows, indent=1))
