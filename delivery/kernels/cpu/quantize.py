@@ -25,13 +25,12 @@ from delivery.kernels.cpu.ir import (
     largest_of,
     load,
     magnitude,
-    multiply_add_bytes,
-    multiply_add_pairs,
     nearest,
     read_f32,
     splat,
     splat_const,
     store,
+    total_i32,
     vector,
     write_f32,
     write_i16,
@@ -100,57 +99,50 @@ def _to_int16(_t: Any, x: Any, inverse: Any, out: Any, count: Any) -> Any:
     return types.void(i, types.float32, i, i), code
 
 
-@intrinsic
-def _to_bytes(_t: Any, x: Any, inverse: Any, high: Any, low: Any, chunks: Any, sums: Any) -> Any:
-    """round(x · inverse) as signed bytes, high · 256 + low; sums int32 [8] of fours, as `w4_dot` adds."""
+def _whole(b: Builder, x: Value, at: Value, by: Value) -> Value:
+    """round(x · by) of 16 floats from position `at`, int32."""
+    values = load(b, b.add(x, b.mul(at, const(4))), vector(F32))
+    return b.fptosi(nearest(b, b.fmul(values, by)), vector(I32))
 
-    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        x, inverse, high, low, chunks, sums = a
-        by = splat(b, inverse)
-        totals = cgutils.alloca_once_value(b, splat_const(I32, 0, 8))
-        joined = ir.Constant(vector(I32, CHUNK), list(range(CHUNK)))
-        with cgutils.for_range(b, chunks, intp=I64) as loop:
-            at = b.mul(loop.index, const(CHUNK))
-            bytes_: list[list[Value]] = [[], []]
-            for i in range(CHUNK // LANES):
-                values = load(b, b.add(x, b.mul(b.add(at, const(LANES * i)), const(4))), vector(F32))
-                whole = b.fptosi(nearest(b, b.fmul(values, by)), vector(I32))
-                upper = b.ashr(b.add(whole, splat_const(I32, 128)), splat_const(I32, 8))
-                for part, value in zip(bytes_, (upper, whole), strict=True):
-                    part.append(b.trunc(value, vector(I8)))
-            for part, place, worth in zip(bytes_, (high, low), (256, 1), strict=True):
-                value = b.shuffle_vector(*part, joined)
-                store(b, value, b.add(place, at))
-                pairs = multiply_add_bytes(b, splat_const(I8, 1, CHUNK), value)
-                fours = multiply_add_pairs(b, pairs, splat_const(I16, worth))
-                b.store(b.add(b.load(totals), fours), totals)
-        store(b, b.load(totals), sums)
-        return context.get_dummy_value()
+
+@intrinsic
+def _to_bytes(_t: Any, x: Any, inverse: Any, high: Any, low: Any, chunks: Any) -> Any:
+    """round(x · inverse) as signed bytes, high · 256 + low; their sum."""
+
+    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        x, inverse, high, low, chunks = a
+        by, sums = splat(b, inverse), cgutils.alloca_once_value(b, splat_const(I32, 0))
+        with cgutils.for_range(b, b.mul(chunks, const(CHUNK // LANES)), intp=I64) as loop:
+            at = b.mul(loop.index, const(LANES))
+            whole = _whole(b, x, at, by)
+            b.store(b.add(b.load(sums), whole), sums)
+            upper = b.ashr(b.add(whole, splat_const(I32, 128)), splat_const(I32, 8))
+            store(b, b.trunc(upper, vector(I8)), b.add(high, at))
+            store(b, b.trunc(whole, vector(I8)), b.add(low, at))
+        return total_i32(b, b.load(sums))
 
     i = types.int64
-    return types.void(i, types.float32, i, i, i, i), code
+    return types.int32(i, types.float32, i, i, i), code
 
 
 @intrinsic
 def _to_words(_t: Any, x: Any, inverse: Any, out: Any, chunks: Any) -> Any:
-    """out int16 = round(x · inverse); of a chunk, the first two of every four, then the last two."""
+    """out int16 = round(x · inverse), of a chunk the first two of every four before the others; their sum."""
 
-    def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        by = splat(b, a[1])
+    def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
+        by, sums = splat(b, a[1]), cgutils.alloca_once_value(b, splat_const(I32, 0))
         order = [i for first in (0, 2) for k in range(first, CHUNK, 4) for i in (k, k + 1)]
         with cgutils.for_range(b, a[3], intp=I64) as loop:
             at = b.mul(loop.index, const(CHUNK))
-            halves = []
-            for i in range(2):
-                values = load(b, b.add(a[0], b.mul(b.add(at, const(LANES * i)), const(4))), vector(F32))
-                whole = b.fptosi(nearest(b, b.fmul(values, by)), vector(I32))
-                halves.append(b.trunc(whole, vector(I16)))
-            words = b.shuffle_vector(*halves, ir.Constant(vector(I32, CHUNK), order))
-            store(b, words, b.add(a[2], b.mul(at, const(2))))
-        return context.get_dummy_value()
+            halves = [_whole(b, a[0], b.add(at, const(LANES * i)), by) for i in range(CHUNK // LANES)]
+            b.store(b.add(b.load(sums), b.add(*halves)), sums)
+            words = [b.trunc(half, vector(I16)) for half in halves]
+            mixed = b.shuffle_vector(*words, ir.Constant(vector(I32, CHUNK), order))
+            store(b, mixed, b.add(a[2], b.mul(at, const(2))))
+        return total_i32(b, b.load(sums))
 
     i = types.int64
-    return types.void(i, types.float32, i, i), code
+    return types.int32(i, types.float32, i, i), code
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
@@ -160,21 +152,24 @@ def _scale_of(x: int, count: int) -> np.float32:
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
 def quantize_bytes(x: int, k: int, group: int, out: int, scales: int) -> None:
-    """A row of whole groups: out int8 high [K], low [K], int32 sums [groups, 8]; float32 scales [groups]."""
+    """A row of whole groups: out int8 high [K], low [K], float32 sums [groups]; float32 scales [groups]."""
     for g in range(k // group):
         scale = _scale_of(x + 4 * g * group, group)
         write_f32(scales + 4 * g, scale)
-        high, sums = out + g * group, out + 2 * k + 32 * g
-        _to_bytes(x + 4 * g * group, np.float32(1.0) / scale, high, high + k, group // CHUNK, sums)
+        high = out + g * group
+        whole = _to_bytes(x + 4 * g * group, np.float32(1.0) / scale, high, high + k, group // CHUNK)
+        write_f32(out + 2 * k + 4 * g, np.float32(whole))
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
 def quantize_words(x: int, k: int, group: int, out: int, scales: int) -> None:
-    """One row of whole groups: out int16 [K], in the order of `_to_words`; scales float32 [groups]."""
+    """The same with out int16 [K], in the order of `_to_words`, float32 sums [groups]."""
     for g in range(k // group):
         scale = _scale_of(x + 4 * g * group, group)
         write_f32(scales + 4 * g, scale)
-        _to_words(x + 4 * g * group, np.float32(1.0) / scale, out + 2 * g * group, group // CHUNK)
+        to = out + 2 * g * group
+        whole = _to_words(x + 4 * g * group, np.float32(1.0) / scale, to, group // CHUNK)
+        write_f32(out + 2 * k + 4 * g, np.float32(whole))
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)

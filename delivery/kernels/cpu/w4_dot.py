@@ -2,13 +2,13 @@
 
 Activations are integers of 16 bits. One row alone is multiplied byte by byte: an instruction multiplies 32
 weights, which are unsigned, with 32 high or low bytes and adds pairs into 16 bits, which hold the sums of 8
-chunks; what zero points take away is their product with the sum of a group's activations. Several rows
-share weights that are widened to 16 bits.
+chunks. Several rows share weights that are widened to 16 bits. Either way the same weights meet in a lane, so
+that a row's result does not depend on the rows beside it. What zero points take away is their product with
+the sum of a group's activations; this and the scales are prepared for eight groups at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -119,92 +119,84 @@ def _bytes(b: Builder, row: Value, chunk: Value) -> Value:
     return b.and_(b.bitcast(shifted, vector(I8, CHUNK)), splat_const(I8, 15, CHUNK))
 
 
-def _words(b: Builder, row: Value, chunk: Value, zero: Value) -> list[Value]:
-    """q − z of a chunk as int16: the first two of every four weights, and the last two."""
+def _words(b: Builder, row: Value, chunk: Value) -> list[Value]:
+    """The values of a chunk as int16: the first two of every four weights, and the last two."""
     q, nothing = _bytes(b, row, chunk), splat_const(I8, 0, CHUNK)
     made = []
     for first in (0, 2):
         lanes = [lane for i in range(first, CHUNK, 4) for lane in (i, CHUNK, i + 1, CHUNK)]
         wide = b.shuffle_vector(q, nothing, ir.Constant(vector(I32, CHUNK), lanes))
-        made.append(b.sub(b.bitcast(wide, vector(I16)), zero))
+        made.append(b.bitcast(wide, vector(I16)))
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One activation row as bytes (`quantize_bytes`): its sums over a group, in `part` int32 [8]."""
-
-    x: list[Value]
-    low: Value
-    parts: list[Value]
-
-    def begin(self, b: Builder, group: Value, zero: Value) -> None:
-        """− z · Σ x, lane by lane."""
-        at = b.add(b.add(self.x[0], b.mul(self.low, const(2))), b.mul(group, const(4 * 8)))
-        taken = b.mul(splat(b, b.zext(zero, I32), 8), load(b, at, vector(I32, 8)))
-        b.store(b.sub(splat_const(I32, 0, 8), taken), self.parts[0])
-
-    def chunks(self, b: Builder, row: Value, chunks: list[Value], sums: list[Value]) -> list[Value]:
-        """sums, int16 of the high and of the low bytes, with chunks added."""
-        for chunk in chunks:
-            q, at = _bytes(b, row, chunk), b.add(self.x[0], b.mul(chunk, const(CHUNK)))
-            values = [load(b, place, vector(I8, CHUNK)) for place in (at, b.add(at, self.low))]
-            sums = [b.add(part, multiply_add_bytes(b, q, v)) for part, v in zip(sums, values, strict=True)]
-        return sums
-
-    def add(self, b: Builder, sums: list[Value]) -> None:
-        for part, by in zip(sums, (256, 1), strict=True):
-            whole = multiply_add_pairs(b, part, splat_const(I16, by))
-            b.store(b.add(b.load(self.parts[0]), whole), self.parts[0])
-
-    def pair(self, b: Builder, row: Value, first: Value) -> None:
-        nothing = splat_const(I16, 0)
-        self.add(b, self.chunks(b, row, [first, b.add(first, const(1))], [nothing, nothing]))
-
-    def loop(self, b: Builder, row: Value, first: Value, count: Value) -> None:
-        blocks = b.udiv(b.add(count, const(_MOST_CHUNKS - 1)), const(_MOST_CHUNKS))
-        places = accumulators(b, 2, splat_const(I16, 0))
-        with cgutils.for_range(b, blocks, intp=I64) as block:
-            done = b.mul(block.index, const(_MOST_CHUNKS))
-            left = b.sub(count, done)
-            few = b.icmp_signed("<", left, const(_MOST_CHUNKS))
-            for place in places:
-                b.store(splat_const(I16, 0), place)
-            with cgutils.for_range(b, b.select(few, left, const(_MOST_CHUNKS)), intp=I64) as loop:
-                chunk = b.add(b.add(first, done), loop.index)
-                for place, value in zip(
-                    places, self.chunks(b, row, [chunk], [b.load(place) for place in places]), strict=True
-                ):
-                    b.store(value, place)
-            self.add(b, [b.load(place) for place in places])
+def _add_bytes(
+    b: Builder, row: Value, chunk: Value, x: list[Value], low: Value, sums: list[Value]
+) -> list[Value]:
+    """int16 sums of a row's high and of its low bytes, with a chunk added."""
+    q, at = _bytes(b, row, chunk), b.add(x[0], b.mul(chunk, const(CHUNK)))
+    values = [load(b, place, vector(I8, CHUNK)) for place in (at, b.add(at, low))]
+    return [b.add(part, multiply_add_bytes(b, q, value)) for part, value in zip(sums, values, strict=True)]
 
 
-class _Rows:
-    """Several activation rows as words (`quantize_words`), which share decoded weights. The lanes of their
-    sums hold the same weights as `_Row`'s, so that a row's result does not depend on the rows beside it."""
+def _flush(b: Builder, sums: list[Value], part: Value) -> None:
+    for bytes_, worth in zip(sums, (256, 1), strict=True):
+        whole = multiply_add_pairs(b, bytes_, splat_const(I16, worth))
+        b.store(b.add(b.load(part), whole), part)
 
-    def __init__(self, x: list[Value], parts: list[Value]) -> None:
-        self.x, self.parts = x, parts
 
-    def begin(self, b: Builder, group: Value, zero: Value) -> None:
-        self.zero = splat(b, b.zext(zero, I16))
-        for part in self.parts:
-            b.store(splat_const(I32, 0, 8), part)
+def _byte_group(
+    b: Builder, row: Value, first: Value, count: Value, x: list[Value], low: Value, parts: list[Value]
+) -> None:
+    """One row's sums over `count` chunks, which pass through 16 bits eight at a time."""
+    blocks = b.udiv(b.add(count, const(_MOST_CHUNKS - 1)), const(_MOST_CHUNKS))
+    places = accumulators(b, 2, splat_const(I16, 0))
+    with cgutils.for_range(b, blocks, intp=I64) as block:
+        done = b.mul(block.index, const(_MOST_CHUNKS))
+        left = b.sub(count, done)
+        few = b.icmp_signed("<", left, const(_MOST_CHUNKS))
+        for place in places:
+            b.store(splat_const(I16, 0), place)
+        with cgutils.for_range(b, b.select(few, left, const(_MOST_CHUNKS)), intp=I64) as loop:
+            chunk = b.add(b.add(first, done), loop.index)
+            sums = _add_bytes(b, row, chunk, x, low, [b.load(place) for place in places])
+            for place, value in zip(places, sums, strict=True):
+                b.store(value, place)
+        _flush(b, [b.load(place) for place in places], parts[0])
 
-    def chunk(self, b: Builder, row: Value, chunk: Value) -> None:
-        words, at = _words(b, row, chunk, self.zero), b.mul(chunk, const(2 * CHUNK))
-        for x, part in zip(self.x, self.parts, strict=True):
-            for half, weights in enumerate(words):
-                values = load(b, b.add(b.add(x, at), const(2 * LANES * half)), vector(I16))
-                b.store(b.add(b.load(part), multiply_add_pairs(b, weights, values)), part)
 
-    def pair(self, b: Builder, row: Value, first: Value) -> None:
-        for i in range(2):
-            self.chunk(b, row, b.add(first, const(i)))
+def _add_words(b: Builder, row: Value, chunk: Value, x: list[Value], parts: list[Value]) -> None:
+    """Several rows' sums with a chunk added, in the lanes in which `_flush` leaves the same weights."""
+    words, at = _words(b, row, chunk), b.mul(chunk, const(2 * CHUNK))
+    for start, part in zip(x, parts, strict=True):
+        for half, weights in enumerate(words):
+            values = load(b, b.add(b.add(start, at), const(2 * LANES * half)), vector(I16))
+            b.store(b.add(b.load(part), multiply_add_pairs(b, weights, values)), part)
 
-    def loop(self, b: Builder, row: Value, first: Value, count: Value) -> None:
-        with cgutils.for_range(b, count, intp=I64) as loop:
-            self.chunk(b, row, b.add(first, loop.index))
+
+def _group(
+    b: Builder, row: Value, first: Value, count: Value, x: list[Value], low: Value, parts: list[Value]
+) -> None:
+    """parts[m], int32 [8] = Σ q · x[m] over the chunks of a group."""
+    for part in parts:
+        b.store(splat_const(I32, 0, 8), part)
+    # Groups of 64 without a loop are faster.
+    with b.if_else(b.icmp_signed("==", count, const(2))) as (then, otherwise):
+        with then:
+            sums = [splat_const(I16, 0)] * 2
+            for chunk in (first, b.add(first, const(1))):
+                if len(x) == 1:
+                    sums = _add_bytes(b, row, chunk, x, low, sums)
+                else:
+                    _add_words(b, row, chunk, x, parts)
+            if len(x) == 1:
+                _flush(b, sums, parts[0])
+        with otherwise:
+            if len(x) == 1:
+                _byte_group(b, row, first, count, x, low, parts)
+            else:
+                with cgutils.for_range(b, count, intp=I64) as loop:
+                    _add_words(b, row, b.add(first, loop.index), x, parts)
 
 
 def _w4_dot(rows: int, half_scales: bool) -> Any:
@@ -222,37 +214,65 @@ def _w4_dot(rows: int, half_scales: bool) -> Any:
         out: Any,
         out_stride: Any,
     ) -> Any:
-        """out[m] = Σ_g s[g] · x_scales[m][g] · Σ_{k in g} (q[k] − z[g]) · x[m][k]; the inner sum is exact.
+        """out[m] = Σ_g s[g] · x_scales[m][g] · (Σ_{k in g} q[k] · x[m][k] − z[g] · Σ_{k in g} x[m][k]).
 
-        x as `quantize_bytes` (one row) or `quantize_words` leave it; x_scales float32; s float16 or
+        Sums of integers are exact. x as `quantize_bytes` (one row) or `quantize_words` leave it; s float16 or
         float32, z uint8.
         """
 
         def code(context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
             row, scales, zeros, groups, group_chunks, x, x_stride, x_scales, out, out_stride = a
-            wholes = accumulators(b, rows, splat_const(F32, 0.0, 8))
-            parts = accumulators(b, rows, splat_const(I32, 0, 8))
-            xs = [b.add(x, b.mul(x_stride, const(m))) for m in range(rows)]
             low = b.mul(b.mul(groups, group_chunks), const(CHUNK))
-            sums = _Row(xs, low, parts) if rows == 1 else _Rows(xs, parts)
-            pair = b.icmp_signed("==", group_chunks, const(2))
-            with cgutils.for_range(b, groups, intp=I64) as group:
-                sums.begin(b, group.index, load(b, b.add(zeros, group.index), I8))
-                first = b.mul(group.index, group_chunks)
-                # Groups of 64 without a loop are faster.
-                with b.if_else(pair) as (then, otherwise):
-                    with then:
-                        sums.pair(b, row, first)
-                    with otherwise:
-                        sums.loop(b, row, first, group_chunks)
-                scale = _scale(b, scales, group.index, half_scales)
+            xs = [b.add(x, b.mul(x_stride, const(m))) for m in range(rows)]
+            x_sums = [b.add(start, b.mul(low, const(2))) for start in xs]
+            by_rows = [b.add(x_scales, b.mul(groups, const(4 * m))) for m in range(rows)]
+            wholes, less = (accumulators(b, rows, splat_const(F32, 0.0, 8)) for _ in range(2))
+            parts = accumulators(b, rows, splat_const(I32, 0, 8))
+            kind = F16 if half_scales else F32
+            factors = [cgutils.alloca_once(b, vector(F32, 8)) for _ in range(rows)]
+            lanes = [b.ptrtoint(place, I64) for place in factors]
+
+            def weigh(first: Value, count: int) -> None:
+                """Scales of `count` groups, 8 or 1, for each row, and what their zero points take away."""
+
+                def some(address: Value, stored: ir.Type) -> Value:
+                    at = b.add(address, b.mul(first, const({F16: 2, F32: 4, I8: 1}[stored])))
+                    if count == 8:
+                        return load(b, at, vector(stored, 8))
+                    empty = ir.Constant(vector(stored, 8), None)
+                    return b.insert_element(empty, load(b, at, stored), ir.Constant(I32, 0))
+
+                scale = some(scales, kind)
+                scale = b.fpext(scale, vector(F32, 8)) if half_scales else scale
+                zero = b.uitofp(some(zeros, I8), vector(F32, 8))
                 for m in range(rows):
-                    at = b.add(b.mul(groups, const(4 * m)), b.mul(group.index, const(4)))
-                    by = splat(b, b.fmul(scale, load(b, b.add(x_scales, at), F32)), 8)
+                    by = b.fmul(scale, some(by_rows[m], F32))
+                    store(b, by, lanes[m])
+                    taken = b.fmul(zero, some(x_sums[m], F32))
+                    b.store(fma(b, by, taken, b.load(less[m])), less[m])
+
+            def add(group: Value, lane: Value) -> None:
+                first = b.mul(group, group_chunks)
+                _group(b, row, first, group_chunks, xs, low, parts)
+                for m in range(rows):
+                    by = splat(b, load(b, b.add(lanes[m], b.mul(lane, const(4))), F32), 8)
                     whole = b.sitofp(b.load(parts[m]), vector(F32, 8))
                     b.store(fma(b, whole, by, b.load(wholes[m])), wholes[m])
-            empty, lanes = splat_const(F32, 0.0, 8), ir.Constant(vector(I32), list(range(LANES)))
-            totals = [b.shuffle_vector(b.load(whole), empty, lanes) for whole in wholes]
+
+            eights = b.udiv(groups, const(8))
+            with cgutils.for_range(b, eights, intp=I64) as block:
+                first = b.mul(block.index, const(8))
+                weigh(first, 8)
+                with cgutils.for_range(b, const(8), intp=I64) as loop:
+                    add(b.add(first, loop.index), loop.index)
+            with cgutils.for_range_slice(
+                b, b.mul(eights, const(8)), groups, const(1), intp=I64, inc=True
+            ) as (group, _):
+                weigh(group, 1)
+                add(group, const(0))
+            empty, wide = splat_const(F32, 0.0, 8), ir.Constant(vector(I32), list(range(LANES)))
+            sums = [b.fsub(b.load(w), b.load(taken)) for w, taken in zip(wholes, less, strict=True)]
+            totals = [b.shuffle_vector(value, empty, wide) for value in sums]
             write_totals(b, totals, ir.Constant(F32, 1.0), out, out_stride)
             return context.get_dummy_value()
 
