@@ -259,7 +259,7 @@ class Client:
                 url.port or (443 if secure else 80),
                 ssl=ssl.create_default_context() if secure else None,
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name such as a..b cannot be looked up
             raise HttpError(f"cannot connect to {self.base}: {error}") from error
         return wire
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
+from delivery.bench.event_stream import read_stream, shown
 from delivery.bench.http_stream import Client, HttpError
 from delivery.bench.load import Progress
 from delivery.bench.recorder import Recorder
-from delivery.errors import DataError, EnvironmentLacking
+from delivery.errors import DataError, EnvironmentLacking, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +34,7 @@ class UrlTarget:
 
     model: name to ask for; None for the first one that the server lists. prompts: "text" sends common
     words, "tokens" token ids below `vocab_size` (vLLM, SGLang and our own server take them).
+    Raises UsageError `url-invalid`.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class UrlTarget:
         timeout_s: float = 600.0,
         client: Callable[..., Any] = Client,
     ) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._base = _checked(url).rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._model = model
         self._prompts = prompts
@@ -168,6 +171,25 @@ class UrlTarget:
         return json.dumps(asked).encode()
 
 
+def _checked(url: str) -> str:
+    """The URL of a server. Raises UsageError `url-invalid`, without repeating credentials."""
+    try:
+        parts = urlsplit(url)
+        host, secret, _ = parts.hostname, parts.username or parts.password, parts.port
+    except ValueError as error:
+        raise UsageError("url-invalid", "the server's URL cannot be read", why=str(error)) from error
+    if secret:
+        raise UsageError(
+            "url-invalid",
+            "the server's URL contains credentials",
+            why="URLs are written into reports and releases",
+            hint="take them out of the URL; bench and chat read a key with --api-key-file",
+        )
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError("url-invalid", f"{url!r} names no server", hint="http://HOST:PORT")
+    return url
+
+
 class _Run:
     """One plan on one event loop."""
 
@@ -235,50 +257,3 @@ class _Run:
             failed = sum(r.error is not None for r in self._recorders.values())
             elapsed_s = self._clock() - self._start
             self._progress(Progress(self._done, len(self._load.requests), failed, elapsed_s))
-
-
-def shown(words: bytes | str) -> str:
-    """A server's words as one line for a report or a terminal, which they cannot colour or clear."""
-    text = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
-    return "".join(c if c.isprintable() else " " for c in text).strip()
-
-
-def read_stream(pieces: list[tuple[float, bytes]], recorder: Recorder, start_s: float) -> None:
-    """Fill a recorder from the stamped bytes of an event stream (`data: {...}` lines).
-
-    Without a usage block every chunk with text counts as one token.
-    """
-    rest = b""
-    usage: dict[str, Any] | None = None
-    prompt_tokens, output_tokens = recorder.prompt_tokens, 0
-    for at, data in pieces:
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            text = line[5:].strip()
-            if text == b"[DONE]":
-                continue
-            try:
-                event = json.loads(text)
-            except ValueError:
-                recorder.error = f"not JSON in the stream: {text[:80]!r}"
-                return
-            try:
-                if event.get("error"):
-                    recorder.error = shown(str(event["error"])[:300])
-                    return
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or ():
-                    if choice.get("text") or (choice.get("delta") or {}).get("content"):
-                        recorder.chunk(at - start_s, 1)
-                    recorder.finish_reason = choice.get("finish_reason") or recorder.finish_reason
-                if usage:
-                    prompt_tokens = int(usage.get("prompt_tokens") or prompt_tokens)
-                    output_tokens = int(usage.get("completion_tokens") or 0)
-            except (AttributeError, TypeError, ValueError):
-                recorder.error = f"no completion in the stream: {text[:80]!r}"
-                return
-    recorder.prompt_tokens, recorder.output_tokens = prompt_tokens, output_tokens or recorder.output_tokens
-    if recorder.finish_reason is None and not recorder.error:
-        recorder.error = "the stream ended without a finish reason"

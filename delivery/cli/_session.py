@@ -120,6 +120,12 @@ def read_key(path: Path) -> str:
     keys = [line.rpartition(":")[2] for line in lines if line]
     if not keys:
         raise UsageError("api-keys-unreadable", f"{path} contains no key", why="expected a line with one")
+    if not keys[0].isascii() or not keys[0].isprintable():
+        raise UsageError(
+            "api-keys-unreadable",
+            f"the key in {path} cannot be sent",
+            why="an HTTP header holds printable ASCII characters alone",
+        )
     return keys[0]
 
 

@@ -7,10 +7,10 @@ import selectors
 import pytest
 
 from delivery.bench import EngineTarget, UrlTarget, run_load
+from delivery.bench.event_stream import read_stream, shown
 from delivery.bench.http_stream import HttpError
 from delivery.bench.plan import plan
 from delivery.bench.recorder import Recorder
-from delivery.bench.url_target import read_stream, shown
 from delivery.bench.workload import parse_workload
 from delivery.engine.outputs import RequestOutput
 from delivery.errors import DataError, EnvironmentLacking, UsageError
@@ -244,9 +244,26 @@ def test_a_request_without_tokens_is_an_error():
     assert stamped(event({"choices": [{"text": "", "finish_reason": "stop"}]})).record().error
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://", "names no server"),
+        ("ftp://host", "names no server"),
+        ("http://host:port", "cannot be read"),
+        ("http://ann:secret@host:8000/v1", "contains credentials"),
+    ],
+)
+def test_a_url_that_is_none_or_holds_a_secret_is_refused(url, told):
+    with pytest.raises(UsageError, match=told) as caught:
+        UrlTarget(url)
+    assert "secret" not in caught.value.render()
+
+
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(EnvironmentLacking, match=r"127\.0\.0\.1:9 cannot be reached"):
         UrlTarget("http://127.0.0.1:9").run(plan(workload(1)))
+    with pytest.raises(EnvironmentLacking, match=r"a\.\.b cannot be reached"):
+        UrlTarget("http://a..b").run(plan(workload(1)))
 
 
 @pytest.fixture

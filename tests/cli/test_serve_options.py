@@ -89,6 +89,9 @@ def test_chat_takes_the_key_of_a_server_from_a_file(deliver, tmp_path, monkeypat
     (tmp_path / "key").write_text("# none\n")
     code, _, err = deliver("chat", "http://x", "--api-key-file", "key")
     assert (code, "error[api-keys-unreadable]: key contains no key" in err) == (2, True)
+    (tmp_path / "key").write_text("ann:schlüssel\n", "utf-8")
+    code, _, err = deliver("bench", "http://x", "--api-key-file", "key")
+    assert (code, "error[api-keys-unreadable]: the key in key cannot be sent" in err) == (2, True)
 
 
 def test_what_lies_under_a_digest_is_served_under_the_models_name(tmp_path):
