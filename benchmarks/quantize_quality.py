@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from delivery.checkpoint import Checkpoint
 from delivery.corpus import parse, render
-from delivery.corpus.mix import documents
+from delivery.corpus.reading import documents
 from delivery.model import (
     BlockWeights,
     ModelConfig,

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from delivery.errors import DataError
 from delivery.model.families import family_for, family_named
-from delivery.model.families.family import Part
 from delivery.model.shapes import shape_disagrees, stored_shapes, vocabulary_disagrees
+from delivery.model.stored import holds, stored_part
 
 if TYPE_CHECKING:
     from delivery.checkpoint.outline import Outline
 
-_SUFFIXES = ("weight", "qweight", "weight_packed")
+
+class _Present:
+    """Names as what knows of stored tensors."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.has = frozenset(names).__contains__
 
 
 def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
@@ -23,28 +28,20 @@ def check_complete(config: Mapping[str, Any], names: Collection[str]) -> None:
     """
     model = family_for(config).config(config)
     family = family_named(model.family)
-    present = frozenset(names)
-
-    def holds(prefix: str) -> bool:
-        return any(f"{prefix}.{suffix}" in present for suffix in _SUFFIXES)
-
-    def stored(root: str, part: Part) -> bool:
-        here = f"{root}.{part.prefix}"
-        other = part.alternative
-        return holds(here) or here in present or (other is not None and stored(root, other))
-
-    root = next((r for r in family.roots if holds(f"{r}.{family.embed}")), None)
+    present = _Present(names)
+    root = next((r for r in family.roots if holds(present, f"{r}.{family.embed}")), None)
     if root is None:
         raise _missing(f"{family.roots[0]}.{family.embed}.weight", config)
     wanted = [f"{root}.{family.norm}"]
     for layer in range(model.num_layers):
         for part in family.linears(model, layer).values():
-            if not stored(root, part):
+            here = f"{root}.{stored_part(present, root, part).prefix}"
+            if not holds(present, here) and not present.has(here):
                 raise _missing(f"{root}.{part.prefix}.weight", config)
         more = (*family.norms(model, layer).values(), *family.tensors(model, layer).values())
         wanted += [f"{root}.{name}" for name in more]
     for name in wanted:
-        if name not in present:
+        if not present.has(name):
             raise _missing(name, config)
 
 

@@ -5,8 +5,8 @@ Nothing here imports torch.
 
 from delivery.corpus.builtin import builtin_names
 from delivery.corpus.document import Document, Split, is_held_out
-from delivery.corpus.mix import digest, heldout, load
 from delivery.corpus.named import named_sets
+from delivery.corpus.reading import digest, heldout, load
 from delivery.corpus.render import Rendered, Sample, recommendation, render
 from delivery.corpus.script import script_shares
 from delivery.corpus.spec import Source, bare, parse

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from delivery.corpus.mix import documents
+from delivery.corpus.reading import documents
 from delivery.corpus.script import script_shares, uncovered_scripts
 from delivery.corpus.spec import parse
 from delivery.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from delivery.corpus.mix import documents
+from delivery.corpus.reading import documents
 from delivery.corpus.render import TextEncoder, serving_prefix
 from delivery.corpus.spec import Source, parse
 from delivery.errors import DataError

@@ -72,6 +72,9 @@ class EngineOptions:
             good = isinstance(value, int | float) and 0 <= value < math.inf
             if not good or (value == 0 and name != "wait_time_ms"):
                 raise _invalid(name, value, "a number from 0" if name == "wait_time_ms" else "over 0")
+        for name in ("enable_prefill", "adaptive", "prefix_cache", "graphs"):
+            if not isinstance(getattr(made, name), bool):
+                raise _invalid(name, getattr(made, name), "True or False")
         if made.tp != 1:
             raise _invalid("tp", made.tp, "1: this engine runs on one device")
         if made.streaming not in ("off", "auto"):

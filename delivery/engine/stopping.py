@@ -23,17 +23,17 @@ class OutputText:
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], stops_after: int = 0) -> None:
         self._detokenizer = detokenizer
         self._stops = () if stops_after else stops
-        self._later = stops
-        self._free = stops_after
+        self._all_stops = stops
+        self._tokens_before_stops = stops_after
         self._held = ""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
         """The text that can be given out after this token; sets `stopped` when a stop string is complete."""
         text = self._give(self._detokenizer.push(token_id))
-        self._free -= 1
-        if self._free == 0:
-            self._stops = self._later
+        self._tokens_before_stops -= 1
+        if self._tokens_before_stops == 0:
+            self._stops = self._all_stops
         return text
 
     def finish(self) -> str:

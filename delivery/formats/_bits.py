@@ -1,8 +1,10 @@
-"""Packing of small unsigned integers into 32-bit words, least significant bits first, without loops."""
+"""Integers as formats store them: unsigned, and packed into 32-bit words, least significant bits first."""
 
 from __future__ import annotations
 
 import torch
+
+from delivery.qtensor import QTensor
 
 PACKABLE = (2, 4, 8)
 
@@ -30,3 +32,22 @@ def unpack_last(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     mask = (1 << bits) - 1
     slots = [(octets >> shift) & mask for shift in range(0, 8, bits)]
     return torch.stack(slots, -1).flatten(-2)[..., :count].contiguous()
+
+
+def zero_points(q: QTensor) -> torch.Tensor:
+    """uint8 zero points of the shape of `scale`; the middle of the range where `q` is symmetric."""
+    if q.zero_point is not None:
+        return q.zero_point
+    return torch.full(q.scale.shape, 1 << (q.bits - 1), dtype=torch.uint8, device=q.qdata.device)
+
+
+def unsigned(q: QTensor) -> torch.Tensor:
+    """qdata as uint8 0 .. 2^bits − 1; symmetric values are shifted by half the range."""
+    if q.qdata.dtype == torch.uint8:
+        return q.qdata
+    return (q.qdata.to(torch.int16) + (1 << (q.bits - 1))).to(torch.uint8)
+
+
+def signed(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """The reverse of `unsigned`: int8."""
+    return (values.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)

@@ -101,25 +101,6 @@ def one_setting(layers: Layers, name: str, of: Callable[[QTensor], object]) -> s
     return f"the format knows one {name} for all layers: {first} has {a}, {second} has {b}"
 
 
-def zero_points(q: QTensor) -> torch.Tensor:
-    """uint8 zero points of the shape of `scale`; the middle of the range where `q` is symmetric."""
-    if q.zero_point is not None:
-        return q.zero_point
-    return torch.full(q.scale.shape, 1 << (q.bits - 1), dtype=torch.uint8, device=q.qdata.device)
-
-
-def unsigned(q: QTensor) -> torch.Tensor:
-    """qdata as uint8 0 .. 2^bits − 1; symmetric values are shifted by half the range."""
-    if q.qdata.dtype == torch.uint8:
-        return q.qdata
-    return (q.qdata.to(torch.int16) + (1 << (q.bits - 1))).to(torch.uint8)
-
-
-def signed(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """The reverse of `unsigned`: int8."""
-    return (values.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
-
-
 def read(get: Get, has: Has, name: str, dtypes: tuple[torch.dtype, ...], dimensions: int) -> torch.Tensor:
     """A tensor of one of these dtypes.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from delivery.formats._bits import unsigned, zero_points
 from delivery.formats._checks import (
     Get,
     Has,
@@ -25,11 +26,9 @@ from delivery.formats._checks import (
     read,
     read_scale,
     setting,
-    unsigned,
     why_not_half_scales,
     why_not_integers,
     wrong,
-    zero_points,
 )
 from delivery.qtensor import QTensor
 

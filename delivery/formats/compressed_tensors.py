@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from delivery.formats._bits import pack_last, unpack_last
+from delivery.formats._bits import pack_last, signed, unpack_last, unsigned, zero_points
 from delivery.formats._checks import (
     Get,
     Has,
@@ -29,12 +29,9 @@ from delivery.formats._checks import (
     read,
     read_scale,
     short,
-    signed,
-    unsigned,
     why_not_blocks,
     why_not_integers,
     wrong,
-    zero_points,
 )
 from delivery.formats._schemes import group_of, groups, kv_cache_scheme, why_not_kv
 from delivery.qtensor import QTensor

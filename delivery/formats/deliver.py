@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from delivery.formats._bits import PACKABLE, pack_last, unpack_last
+from delivery.formats._bits import PACKABLE, pack_last, signed, unpack_last, unsigned
 from delivery.formats._checks import (
     Get,
     Has,
@@ -26,8 +26,6 @@ from delivery.formats._checks import (
     read,
     read_scale,
     short,
-    signed,
-    unsigned,
     wrong,
 )
 from delivery.qtensor import Outliers, QTensor

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from delivery.formats._bits import PACKABLE, pack_last, unpack_last
+from delivery.formats._bits import PACKABLE, pack_last, signed, unpack_last, unsigned, zero_points
 from delivery.formats._checks import (
     Get,
     Has,
@@ -29,12 +29,9 @@ from delivery.formats._checks import (
     read,
     read_scale,
     setting,
-    signed,
-    unsigned,
     why_not_half_scales,
     why_not_integers,
     wrong,
-    zero_points,
 )
 from delivery.qtensor import QTensor
 

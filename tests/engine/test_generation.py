@@ -145,6 +145,8 @@ def test_options_are_checked(tiny_checkpoint: Path) -> None:
         LLM(tiny_checkpoint, blok_size=4)
     with pytest.raises(UsageError, match="kv is 'int7'"):
         LLM(tiny_checkpoint, kv="int7")
+    with pytest.raises(UsageError, match=r"prefix_cache is 'false'[\s\S]*expected True or False"):
+        LLM(tiny_checkpoint, prefix_cache="false")
     with pytest.raises(UsageError, match="max_position_embeddings 512"):
         LLM(tiny_checkpoint, max_model_len=513)
 
