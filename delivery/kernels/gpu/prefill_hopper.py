@@ -26,10 +26,11 @@ from delivery.kernels.gpu.arrivals import arrival_counters
 from delivery.kernels.gpu.decode_config import sequence_lanes
 from delivery.kernels.gpu.hopper import gdc_wait, rows_descriptor
 from delivery.kernels.gpu.overlap import overlaps
-from delivery.kernels.gpu.prefill_consumer import ROWS, STEP, TOKENS, consume
+from delivery.kernels.gpu.prefill_consumer import consume_converted, consume_copied
 from delivery.kernels.gpu.prefill_order import FIELDS, SLOTS
 from delivery.kernels.gpu.prefill_pages import convert_pages
 from delivery.kernels.gpu.prefill_producer import COLUMNS, copy_pages, load_queries
+from delivery.kernels.gpu.prefill_step import ROWS, STEP, TOKENS
 from delivery.kernels.kv_layout import layout_of
 from delivery.kernels.targets import multiprocessors
 
@@ -128,17 +129,17 @@ def _kernel(
         gl.warp_specialize(
             [
                 (
-                    consume,
+                    consume_copied,
                     (
-                        q, out, q_tiles.index(0), rings, barriers, notes, q_stride, out_stride, factor, 0,
-                        GROUP, HEAD_DIM, QUERIES, True, STAGES,
+                        out, q_tiles.index(0), rings, barriers, notes, out_stride, factor, 0,
+                        GROUP, HEAD_DIM, QUERIES, STAGES,
                     ),
                 ),
                 (
-                    consume,
+                    consume_copied,
                     (
-                        q, out, q_tiles.index(1), rings, barriers, notes, q_stride, out_stride, factor, 1,
-                        GROUP, HEAD_DIM, QUERIES, True, STAGES,
+                        out, q_tiles.index(1), rings, barriers, notes, out_stride, factor, 1,
+                        GROUP, HEAD_DIM, QUERIES, STAGES,
                     ),
                 ),
                 (
@@ -170,17 +171,17 @@ def _kernel(
         gl.warp_specialize(
             [
                 (
-                    consume,
+                    consume_converted,
                     (
                         q, out, q_tiles.index(0), rings, barriers, notes, q_stride, out_stride, factor, 0,
-                        GROUP, HEAD_DIM, QUERIES, False, STAGES,
+                        GROUP, HEAD_DIM, QUERIES, STAGES,
                     ),
                 ),
                 (
-                    consume,
+                    consume_converted,
                     (
                         q, out, q_tiles.index(1), rings, barriers, notes, q_stride, out_stride, factor, 1,
-                        GROUP, HEAD_DIM, QUERIES, False, STAGES,
+                        GROUP, HEAD_DIM, QUERIES, STAGES,
                     ),
                 ),
                 (
