@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from delivery import __version__
 from delivery.serving.auth import Authenticator, Principal
+from delivery.serving.bodies import described, parsed
 from delivery.serving.chat import chat
 from delivery.serving.completions import complete
 from delivery.serving.documents import extract_text
 from delivery.serving.engine_client import EngineClient
 from delivery.serving.generation import Generator
-from delivery.serving.limits import RateLimiter, parse_json_object, read_body
+from delivery.serving.limits import RateLimiter, read_body
 from delivery.serving.metrics import ServerMetrics
 from delivery.serving.problem import Problem
 from delivery.serving.schema import ChatRequest, CompletionRequest
@@ -36,10 +35,8 @@ log = logging.getLogger("delivery.serving")
 
 UPLOAD_LIMIT_BYTES = 20 * 1024 * 1024
 _PAGES = Path(__file__).parent / "pages"
+R = TypeVar("R", CompletionRequest, ChatRequest)
 _CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'"
-_KIND = re.compile(r"str|int|(list|constrained-\w+)(\[.*\])?")
-"""How pydantic names the members of a union in the place of an error."""
-R = TypeVar("R", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,65 +119,30 @@ async def _caller(request: Request) -> Principal:
 Caller = Annotated[Principal, Depends(_caller)]
 
 
-async def _parse(request: Request, kind: type[R]) -> R:
-    state = _server(request)
-    data = parse_json_object(await read_body(request, state.settings.max_body_bytes))
-    try:
-        parsed = kind.model_validate(data)
-    except ValidationError as error:
-        where, message = _first_fault(error)
-        raise Problem(
-            400, "invalid_value", f"{where}: {message}" if where else message, param=where or None
-        ) from error
-    named = getattr(parsed, "model", None)
-    if named not in (None, state.settings.model_name):
-        message = f"model {named!r} is not served here; this is {state.settings.model_name!r}"
+async def _body(request: Request, kind: type[R]) -> R:
+    """The request's body, for the model that is served. Raises Problem."""
+    settings = _server(request).settings
+    body = parsed(await read_body(request, settings.max_body_bytes), kind)
+    if body.model not in (None, settings.model_name):
+        message = f"model {body.model!r} is not served here; this is {settings.model_name!r}"
         raise Problem(404, "model_not_found", message, param="model")
-    return parsed
-
-
-def _first_fault(error: ValidationError) -> tuple[str, str]:
-    """Where the first wrong value is ("" for the whole) and what is wrong with it.
-
-    Of a value that may be of several kinds there is an error for each kind that it is not: what is said of
-    the kind that it is goes first. The name of a kind is no part of the place.
-    """
-    errors = error.errors(include_url=False)
-    own = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
-    first = next((e for e in own if not e["type"].endswith("_type")), own[0])
-    where = ".".join(str(part) for part in first["loc"] if not _KIND.fullmatch(str(part)))
-    return where, first["msg"].removeprefix("Value error, ")
-
-
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    # Bodies are read by hand (limits, control bytes), so the API page is told their schema here.
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    return {"requestBody": {"content": {"application/json": {"schema": _inline(schema, definitions)}}}}
-
-
-def _inline(value: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            return _inline(definitions[value["$ref"].rsplit("/", 1)[1]], definitions)
-        return {key: _inline(child, definitions) for key, child in value.items()}
-    return [_inline(child, definitions) for child in value] if isinstance(value, list) else value
+    return body
 
 
 def _add_api_routes(app: FastAPI) -> None:
-    @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest), response_model=None)
+    @app.post("/v1/completions", openapi_extra=described(CompletionRequest), response_model=None)
     async def completions(request: Request, caller: Caller) -> Response | dict[str, Any]:
         """Continue one or several prompts (texts or token ids)."""
         state = _server(request)
-        body = await _parse(request, CompletionRequest)
+        body = await _body(request, CompletionRequest)
         _check_serving(state)
         return await complete(state.generator, state.settings.model_name, body, request)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest), response_model=None)
+    @app.post("/v1/chat/completions", openapi_extra=described(ChatRequest), response_model=None)
     async def chat_completions(request: Request, caller: Caller) -> Response | dict[str, Any]:
         """Answer a conversation through the model's chat template."""
         state = _server(request)
-        body = await _parse(request, ChatRequest)
+        body = await _body(request, ChatRequest)
         _check_serving(state)
         return await chat(state.generator, state.settings.model_name, body, request)
 

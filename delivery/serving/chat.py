@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delivery.errors import DeliverError
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
     from delivery.serving.schema import ChatRequest
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One request on its way: its prompt, a SamplingParams per choice, what every chunk begins with."""
+
+    generator: Generator
+    request: ChatRequest
+    prompt: list[int]
+    samplings: list[SamplingParams]
+    start: dict[str, Any]
+    admission: Admission
+
+    @property
+    def runs(self) -> list[tuple[list[int], SamplingParams]]:
+        return [(self.prompt, sampling) for sampling in self.samplings]
+
+
 async def chat(
     generator: Generator, model: str, request: ChatRequest, http: Request
 ) -> Response | dict[str, Any]:
@@ -36,11 +53,10 @@ async def _chat(
     prompt = await asyncio.to_thread(_render, generator, request)
     samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
     start = head("chatcmpl", f"chat.completion{'.chunk' if request.stream else ''}", model, request)
+    turn = _Turn(generator, request, prompt, samplings, start, admission)
     if request.stream:
-        chunks = _chunks(generator, request, prompt, samplings, start, admission)
-        return event_stream(await unless_disconnected(http, first_item(chunks)))
-    runs = [(prompt, sampling) for sampling in samplings]
-    finished = await unless_disconnected(http, generator.collect_all(runs, admission))
+        return event_stream(await unless_disconnected(http, first_item(_chunks(turn))))
+    finished = await unless_disconnected(http, generator.collect_all(turn.runs, admission))
     choices = [_choice(generator, request, index, choice) for index, choice in enumerate(finished)]
     generated = sum(len(choice.token_ids) for choice in finished)
     return {**start, "choices": choices, "usage": usage(len(prompt), generated)}
@@ -67,22 +83,16 @@ def _choice(generator: Generator, request: ChatRequest, index: int, choice: Choi
     return {"index": index, "message": message, "finish_reason": reason, "logprobs": logprobs}
 
 
-async def _chunks(
-    generator: Generator,
-    request: ChatRequest,
-    prompt: list[int],
-    samplings: list[SamplingParams],
-    start: dict[str, Any],
-    admission: Admission,
-) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(turn: _Turn) -> AsyncIterator[dict[str, Any]]:
+    generator, request, start = turn.generator, turn.request, turn.start
     if request.offered_tools:
         # Whether text is a tool call is known only at its end, so such a reply comes in one piece.
-        async for chunk in _whole_choices(generator, request, prompt, samplings, start, admission):
+        async for chunk in _whole_choices(turn):
             yield chunk
         return
     started: set[int] = set()
     generated = 0
-    async for index, output in generator.merge([(prompt, s) for s in samplings], admission):
+    async for index, output in generator.merge(turn.runs, turn.admission):
         if index not in started:
             started.add(index)
             yield {**start, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
@@ -91,18 +101,12 @@ async def _chunks(
         delta = {"content": output.new_text} if output.new_text or output.finish_reason is None else {}
         yield {**start, "choices": [_delta(index, delta, output.finish_reason, logprobs)]}
     if request.include_usage:
-        yield {**start, "choices": [], "usage": usage(len(prompt), generated)}
+        yield {**start, "choices": [], "usage": usage(len(turn.prompt), generated)}
 
 
-async def _whole_choices(
-    generator: Generator,
-    request: ChatRequest,
-    prompt: list[int],
-    samplings: list[SamplingParams],
-    start: dict[str, Any],
-    admission: Admission,
-) -> AsyncIterator[dict[str, Any]]:
-    finished = await generator.collect_all([(prompt, s) for s in samplings], admission)
+async def _whole_choices(turn: _Turn) -> AsyncIterator[dict[str, Any]]:
+    generator, request, start = turn.generator, turn.request, turn.start
+    finished = await generator.collect_all(turn.runs, turn.admission)
     for index, done in enumerate(finished):
         choice = _choice(generator, request, index, done)
         delta = {"role": "assistant", "content": choice["message"]["content"]}
@@ -110,7 +114,8 @@ async def _whole_choices(
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         yield {**start, "choices": [_delta(index, delta, choice["finish_reason"], choice["logprobs"])]}
     if request.include_usage:
-        yield {**start, "choices": [], "usage": usage(len(prompt), sum(len(c.token_ids) for c in finished))}
+        generated = sum(len(choice.token_ids) for choice in finished)
+        yield {**start, "choices": [], "usage": usage(len(turn.prompt), generated)}
 
 
 def _delta(index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
