@@ -163,6 +163,7 @@ class Recorder:
                 self.varying.append(Varying(index - 1, PIECES, ROWS))
             self.varying.append(Varying(index, PIECES, *cpu_layer.many_pieces(packed)))
         self._keep.append(packed)
+        self._product = packed
         return out
 
     def _room(self, size: int) -> torch.Tensor:
@@ -183,7 +184,7 @@ class Recorder:
             last[cpu_linear.GLU] = mode
             last[cpu_linear.OUT], last[cpu_linear.OUT_STRIDE] = out.address, out.stride
             if self.many:
-                unit, pieces = cpu_layer.many_pieces(self._keep[-1], glu=True)
+                unit, pieces = cpu_layer.many_pieces(self._product, glu=True)
                 last[PIECES] = -(-self.rows // unit) * pieces
                 self.varying[-1] = Varying(len(self._operations) - 1, PIECES, unit, pieces)
             else:
