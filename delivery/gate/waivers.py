@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _KEYS = ("metric", "check", "owner", "reason", "expires")
+_DETAIL = "waivers"
+"""Where a report keeps the waivers that it was judged with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
     failing = [m.name for m in report.metrics if m.status == Verdict.FAIL]
     findings: list[Finding] = []
     waived: set[str] = set()
+    in_force: list[dict[str, str]] = []
     for waiver in known:
         hit = [name for name in failing if waiver.covers(report, name)]
         if not hit:
@@ -74,6 +77,7 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
             findings.append(Finding("error", f"waiver expired: {said}"))
         else:
             waived.update(hit)
+            in_force.append({"metric": waiver.metric, "expires": waiver.expires.isoformat()})
             findings.append(Finding("warning", f"waived: {said}"))
     if not findings:
         return report
@@ -86,7 +90,17 @@ def apply(report: Report, waivers: Iterable[Waiver | Mapping[str, Any]], today: 
             for m in report.metrics
         ),
         findings=(*findings, *report.findings),
+        details={**report.details, _DETAIL: in_force} if in_force else report.details,
     )
+
+
+def expired(report: Report, today: date) -> list[str]:
+    """Waivers, as `METRIC (until DAY)`, that a stored report's verdict rests on and that no longer hold."""
+    return [
+        f"{waiver['metric']} (until {waiver['expires']})"
+        for waiver in report.details.get(_DETAIL, ())
+        if date.fromisoformat(waiver["expires"]) < today
+    ]
 
 
 def _left(report: Report) -> Verdict:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from delivery.errors import DataError, GateFailed, UsageError
+from delivery.gate import waivers
 from delivery.gate.report import FILE_NAME, Report
 
 if TYPE_CHECKING:
@@ -20,12 +22,18 @@ _MEASURES = "compare"
 
 
 def admit(
-    subjects: Sequence[str], reports: Iterable[Artifact], *, required: Sequence[str], runtime: str
+    subjects: Sequence[str],
+    reports: Iterable[Artifact],
+    *,
+    required: Sequence[str],
+    runtime: str,
+    today: date | None = None,
 ) -> list[Report]:
     """The reports, when they allow a release.
 
     subjects: digests that a report may be about (the engine's, and its checkpoint's where that is
     what another runtime serves). required: checks that must have judged. runtime: what will serve.
+    today: the day on which waivers have to hold; default: today in UTC.
 
     Raises UsageError `reports-missing`, DataError `report-damaged`, `report-subject`,
     `runtime-not-measured`, GateFailed `not-releasable`.
@@ -55,6 +63,13 @@ def admit(
                 f"{report.check} does not allow a release of {subjects[0][:_SHORT]}",
                 why=f"its verdict is {report.verdict}" + (f": {', '.join(failed)}" if failed else ""),
                 hint="deliver inspect shows the report; a waiver in the pipeline's gate section lets it pass",
+            )
+        if over := waivers.expired(report, today or datetime.now(UTC).date()):
+            raise GateFailed(
+                "not-releasable",
+                f"{report.check} does not allow a release of {subjects[0][:_SHORT]}",
+                why=f"its verdict rests on a waiver that has expired: {', '.join(over)}",
+                hint=f"deliver run, or deliver {report.check}, judges the measurement again",
             )
     measured = sorted({_measured_runtime(r) for r in found if r.check == _MEASURES})
     # Other checks run in the bundled engine: without a compare they still tell of that one.

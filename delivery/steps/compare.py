@@ -107,6 +107,7 @@ class Compare:
         "Memory differences up to this many bytes count as noise on a CPU.",
         metavar="BYTES",
         judges=True,
+        at_least=0,
     )
     foreign_limit: float = param(
         0.5,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from delivery.artifact import Artifact, Kind, Manifest
 from delivery.errors import DataError, GateFailed, UsageError
+from delivery.gate import waivers
 from delivery.gate.report import Metric, Report, Verdict
 from delivery.release.admission import admit
 
@@ -40,6 +43,20 @@ def test_a_verdict_that_does_not_release(verdict: str, tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
     assert f"its verdict is {verdict}" in caught.value.why
     assert ("tpot_p95_ms" in caught.value.why) == (verdict == "fail")
+
+
+def test_a_stored_verdict_expires_with_its_waiver(tmp_path: Path) -> None:
+    slow = Metric("tpot_p95_ms", 9.1, "ms", "lower", 7.5, "fail")
+    waiver = {"metric": "tpot_p95_ms", "owner": "ann", "reason": "known", "expires": "2026-11-30"}
+    judged = waivers.apply(Report("compare", ENGINE, Verdict.FAIL, (slow,)), [waiver], date(2026, 11, 1))
+    assert judged.verdict is Verdict.WAIVED
+    judged.write(tmp_path)
+    stored = [Artifact(tmp_path, Manifest(Kind.REPORT, "compare", 1))]
+    how: dict[str, Any] = {"required": ["compare"], "runtime": "deliver"}
+    assert admit([ENGINE], stored, **how, today=date(2026, 11, 30)) == [judged]
+    with pytest.raises(GateFailed, match="compare does not allow a release") as caught:
+        admit([ENGINE], stored, **how, today=date(2026, 12, 1))
+    assert "expired: tpot_p95_ms (until 2026-11-30)" in caught.value.why
 
 
 def test_a_report_about_another_engine(tmp_path: Path) -> None:

@@ -112,3 +112,12 @@ def test_the_longest_request_counts_what_is_common() -> None:
     with pytest.raises(UsageError, match="13 prompt tokens and 4 output tokens; it holds 16"):
         check_lengths(load, "it holds", 16)
     assert engine_options(load)["cache_max_entry_count"] == 2
+
+
+def test_a_negative_floor_of_memory_is_refused_before_anything_is_measured():
+    from delivery.pipeline.values import check_field
+    from delivery.steps.step import fields_of
+
+    floor = next(f for f in fields_of(Compare) if f.name == "memory_floor_bytes")
+    with pytest.raises(ValueError, match="a number of at least 0, got -5"):
+        check_field(Compare, floor, -5)
