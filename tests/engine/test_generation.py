@@ -200,6 +200,8 @@ def test_end_tokens_that_the_model_cannot_give(
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     if not ends:
         (folder / "tokenizer_config.json").unlink()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     with LLM(folder) as llm:
         assert llm.core.eos_token_ids == (() if not ends else (258,))
         params = SamplingParams(max_tokens=5, min_tokens=3, temperature=0.0, logit_bias={258: 100.0})
