@@ -77,9 +77,11 @@ class Judge:
             return self._accepted(found, reference)
         latency = self._compare(reference)
         crept = self._anchor(found)
-        outcome = Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)
+        told = [Finding("info" if latency.status is Verdict.PASS else "error", latency.reason)]
+        if latency.status is not Verdict.PASS and reference.origin.get("engine") == self.data["engine"]:
+            told.append(Finding("warning", load.SAME_ENGINE))
         parts = [
-            Part(latency.status, latencies.metrics(latency, self.settings.limit), [outcome]),
+            Part(latency.status, latencies.metrics(latency, self.settings.limit), told),
             load.kept_up(self.rate, ours, reference.capacity),
             self._memory(reference.memory),
             self._targets(),

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from delivery.gate.record import RequestRecord
 
 
+SAME_ENGINE = (
+    "this engine is the baseline's own: what differs is the machine, or deliver itself; measure again, and "
+    "see `deliver baseline noise`"
+)
+"""What to say of a slow-down that the engine cannot have caused."""
+
+
 def why_worthless(measured: Measured, rate: float | None, foreign_limit: float) -> str:
     """Why a measurement is invalid, whatever it is compared with; empty when it can be judged.
 

@@ -425,6 +425,15 @@ def test_a_name_may_have_a_limit_and_a_target_and_both_hold(judged):
     assert judged(side(50), gate={"limits": wide, "slo": wide}).verdict is Verdict.PASS
 
 
+def test_a_slow_down_of_the_baselines_own_engine_is_called_the_machines(judged):
+    commit(judged, side(), engine="e1")
+    slower = judged(side(50, slower=1.3), engine="e1")
+    assert slower.verdict is Verdict.FAIL
+    assert "this engine is the baseline's own" in said(slower)
+    assert "baseline's own" not in said(judged(side(50), engine="e1"))
+    assert "baseline's own" not in said(judged(side(50, slower=1.3), engine="e2"))
+
+
 def test_a_bound_below_is_named_as_one(judged):
     commit(judged, side())
     bounds = {"weights_bytes": {"min": 5e8, "max": 9e9}, "ttft_p95_ms": {"min": 1000.0}}
