@@ -30,6 +30,7 @@ from delivery.kernels.cpu.ir import (
     load,
     read_f32,
     read_i64,
+    smallest,
     splat_const,
     store,
     vector,
@@ -84,7 +85,8 @@ def _silu_mul(_t: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
             at = b.mul(loop.index, const(4 * LANES))
             gate, up = (load(b, b.add(a[i], at), vector(F32)) for i in (0, 1))
             one = splat_const(F32, 1.0)
-            below = b.fadd(one, exp(b, b.fneg(gate)))
+            # e^88 is as good as any larger number, which `exp` does not know: gates of -100 and less exist.
+            below = b.fadd(one, exp(b, smallest(b, b.fneg(gate), splat_const(F32, 88.0))))
             store(b, b.fmul(b.fdiv(gate, below), up), b.add(a[2], at))
         return context.get_dummy_value()
 
