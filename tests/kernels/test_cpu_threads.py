@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,3 +40,15 @@ def test_any_number_of_threads_gives_the_same_numbers(rows: int, crews: Iterator
         results += [layer.linear(pack(weight), x) for _ in range(20 * crew.threads)]
     assert (results[0] - want).norm() < 1e-3 * want.norm()
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_callers_in_several_threads_take_turns() -> None:
+    packed = pack(torch.randn(512, 512, generator=torch.Generator().manual_seed(7)))
+    inputs = torch.randn(2, 4, 512, generator=torch.Generator().manual_seed(8))
+    want = [layer.linear(packed, x) for x in inputs]
+
+    def differing(index: int) -> int:
+        return sum(not torch.equal(layer.linear(packed, inputs[index]), want[index]) for _ in range(1500))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(differing, range(2))) == [0, 0]

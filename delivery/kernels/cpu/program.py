@@ -82,6 +82,7 @@ class Crew:
         self._address = int(self._state.ctypes.data)
         self._wake = [threading.Semaphore(0) for _ in range(threads - 1)]
         self._ended = False
+        self._alone = threading.Lock()
         self._helpers = [
             threading.Thread(target=self._help, args=(i + 1, wake), daemon=True, name=f"deliver-cpu-{i + 1}")
             for i, wake in enumerate(self._wake)
@@ -97,15 +98,16 @@ class Crew:
             _enter(self._address, thread)
 
     def run(self, program: Program) -> None:
-        """Run a program to its end."""
-        program.counters.fill(0)
-        self._state[_PROGRAM] = program.address
-        self._state[_COUNT] = program.count
-        self._state[_COUNTERS] = program.counters.ctypes.data
-        if program.parallel:
-            for wake in self._wake:
-                wake.release()
-        _enter(self._address, 0)
+        """Run a program to its end; callers in other threads, as of a second engine, wait for theirs."""
+        with self._alone:
+            program.counters.fill(0)
+            self._state[_PROGRAM] = program.address
+            self._state[_COUNT] = program.count
+            self._state[_COUNTERS] = program.counters.ctypes.data
+            if program.parallel:
+                for wake in self._wake:
+                    wake.release()
+            _enter(self._address, 0)
 
     def close(self) -> None:
         """End the helpers."""
