@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from delivery.checkpoint import Tokenizer
     from delivery.engine.request import SamplingParams
     from delivery.serving.generation import Admission
     from delivery.serving.schema import ChatRequest
@@ -50,7 +51,7 @@ async def chat(
 async def _chat(
     generator: Generator, model: str, request: ChatRequest, http: Request, admission: Admission
 ) -> Response | dict[str, Any]:
-    prompt = await asyncio.to_thread(_render, generator, request)
+    prompt = await asyncio.to_thread(prompt_ids, generator.tokenizer, request)
     samplings = for_choices(generator.sampling(request, len(prompt)), request.n)
     start = head("chatcmpl", f"chat.completion{'.chunk' if request.stream else ''}", model, request)
     turn = _Turn(generator, request, prompt, samplings, start, admission)
@@ -62,13 +63,24 @@ async def _chat(
     return {**start, "choices": choices, "usage": usage(len(prompt), generated)}
 
 
-def _render(generator: Generator, request: ChatRequest) -> list[int]:
-    messages = [message.for_template() for message in request.messages]
+def prompt_ids(tokenizer: Tokenizer, request: ChatRequest) -> list[int]:
+    """The conversation through the model's chat template, as token ids.
+
+    Raises Problem `chat_template_refused`.
+    """
+
+    def written(*, with_objects: bool) -> str:
+        messages = [message.for_template(with_objects=with_objects) for message in request.messages]
+        return tokenizer.apply_chat_template(messages, tools=request.offered_tools)
+
     try:
-        text = generator.tokenizer.apply_chat_template(messages, tools=request.offered_tools)
+        try:
+            text = written(with_objects=True)
+        except DeliverError:  # a template may join a tool call's arguments to text, as DeepSeek's do
+            text = written(with_objects=False)
     except DeliverError as error:
         raise Problem(400, "chat_template_refused", f"{error.what}: {error.why}", param="messages") from error
-    return generator.tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _choice(generator: Generator, request: ChatRequest, index: int, choice: Choice) -> dict[str, Any]:

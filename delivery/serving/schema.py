@@ -6,10 +6,12 @@ accepted; an unknown field, or a known one with a value that cannot be honoured,
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from delivery.serving.limits import parse_json_object
+from delivery.serving.problem import Problem
 
 MAX_STOP = 16
 MAX_N = 16
@@ -142,14 +144,18 @@ class Message(BaseModel):
             raise ValueError(f"a message of role {self.role!r} needs content")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: content as one string."""
+    def for_template(self, *, with_objects: bool = True) -> dict[str, Any]:
+        """The message as chat templates read it: content as one string.
+
+        with_objects: arguments of tool calls as objects, as most templates want them, not as JSON.
+        """
         text = self.content if isinstance(self.content, str) else None
         if isinstance(self.content, list):
             text = "".join(part.text for part in self.content)
         message: dict[str, Any] = {"role": self.role, "content": text or ""}
         if self.tool_calls:
-            message["tool_calls"] = [_with_object(call) for call in self.tool_calls]
+            calls = self.tool_calls
+            message["tool_calls"] = [_with_object(call) for call in calls] if with_objects else calls
         if self.tool_call_id:
             message["tool_call_id"] = self.tool_call_id
         if self.name:
@@ -158,15 +164,16 @@ class Message(BaseModel):
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as an object, which templates write as JSON; a string in the API."""
+    """A tool call with its arguments as an object, which templates write as JSON; a string in the API.
+
+    It stays as it is where its arguments would be no JSON object that a body may hold.
+    """
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    if not isinstance(arguments, dict):
+        arguments = parse_json_object((function["arguments"] or "{}").encode())
+    except Problem:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 
