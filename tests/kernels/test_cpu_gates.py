@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional
@@ -11,7 +13,7 @@ from delivery.kernels.cpu.layer import SMALL_ROWS, crew
 from delivery.kernels.cpu.pack import pack
 
 FEATURES = 40  # two whole vectors and a rest
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
