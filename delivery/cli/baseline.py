@@ -223,6 +223,7 @@ def _updated(
 ) -> dict[str, Any]:
     """Create or update the baseline from one report; returns its row."""
     from delivery.gate import baseline as store
+    from delivery.gate.lookup import check_content
     from delivery.steps.step import fields_of
 
     step = session.steps.get(artifact.manifest.step)
@@ -238,6 +239,8 @@ def _updated(
     place, taken = step(**params).as_baseline(model, artifact, reason)
     path = place.path(root)
     before = store.read(path) if path.is_file() else None
+    if before:
+        check_content(path, before, place)
     made = (
         before.updated(taken, released=released)
         if before

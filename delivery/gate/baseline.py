@@ -149,7 +149,7 @@ def read(path: Path) -> Baseline:
             "baseline-damaged",
             f"{path} is not a baseline",
             why=f"{type(error).__name__}: {error}",
-            hint="restore it from version control, or: deliver baseline update --reason TEXT",
+            hint="restore it from version control, or delete it, then: deliver baseline update --reason TEXT",
         ) from error
 
 

@@ -60,25 +60,29 @@ def find(place: Place, committed: Path, local: Path) -> Baseline | None:
         path = place.path(root)
         if path.is_file():
             found = baselines.read(path)
-            _check(path, found, place)
+            check_content(path, found, place)
             return found
     return None
 
 
-def _check(path: Path, found: Baseline, place: Place) -> None:
-    """A file that was copied or moved by hand must not be compared with because of where it lies."""
-    about = (
-        ("model", found.model, place.model),
+def check_content(path: Path, found: Baseline, place: Place) -> None:
+    """A file copied or moved by hand must not be compared with, or updated, because of where it lies.
+
+    Raises BaselineError `baseline-other-device`.
+    """
+    about = [
         ("device", dict(found.device), dict(place.device)),
         ("workload", found.workload_digest, place.workload_digest),
-    )
+    ]
+    if baselines.model_folder(found.model) != baselines.model_folder(place.model):
+        about.insert(0, ("model", found.model, place.model))
     other = [f"{name} {was!r}, expected {here!r}" for name, was, here in about if was != here]
     if other:
         raise BaselineError(
             "baseline-other-device",
             f"{path} is the baseline of something else",
             why=f"it says {'; '.join(other)}",
-            hint="restore it from version control, or: deliver baseline update --reason TEXT",
+            hint="restore it from version control, or delete it, then: deliver baseline update --reason TEXT",
         )
 
 

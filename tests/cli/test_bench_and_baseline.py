@@ -13,7 +13,7 @@ from delivery.bench.measured import Measured, Side
 from delivery.bench.workload import load_workload
 from delivery.cli._group import commands
 from delivery.device import DeviceFingerprint
-from delivery.errors import DataError, UsageError
+from delivery.errors import BaselineError, DataError, UsageError
 from delivery.gate import RequestRecord
 from delivery.gate import baseline as baselines
 
@@ -78,6 +78,20 @@ def test_a_baseline_is_made_changed_and_shown(deliver, tmp_path):
     shown = json.loads(deliver("baseline", "show", "--json"))["baselines"]
     assert len(shown) == 1
     assert baselines.read(tmp_path / shown[0]["path"]).current.reason == "v2"
+
+
+def test_a_baseline_in_the_wrong_folder_is_not_updated(deliver, tmp_path):
+    made = report(tmp_path / "r1")
+    update = ("baseline", "update", str(made), "--reason", "x", "--model")
+    right = tmp_path / json.loads(deliver(*update, "demo", "--json"))["path"]
+    wrong = tmp_path / json.loads(deliver(*update, "other", "--json"))["path"]
+    wrong.write_text(right.read_text())
+    with pytest.raises(BaselineError, match="is the baseline of something else") as caught:
+        deliver(*update, "other")
+    assert "model 'demo', expected 'other'" in caught.value.why
+    assert wrong.read_text() == right.read_text()
+    wrong.unlink()  # as the hint has it
+    assert json.loads(deliver(*update, "other", "--json"))["model"] == "other"
 
 
 def smoke_report(folder, engine="e" * 64):

@@ -8,7 +8,7 @@ import pytest
 
 from delivery.errors import BaselineError
 from delivery.gate import baseline as baselines
-from delivery.gate.lookup import Place, find_or_make
+from delivery.gate.lookup import Place, find, find_or_make
 
 
 def test_what_a_first_baseline_says_of_itself_stays_the_same_when_it_is_judged_again(tmp_path: Path) -> None:
@@ -52,3 +52,11 @@ def test_a_file_in_the_wrong_folder_is_not_compared_with(tmp_path: Path, moved: 
         find_or_make(moved, tmp_path / "c", tmp_path / "l", first, "bootstrap")
     assert told in caught.value.why
     assert caught.value.exit_code == 5
+
+
+def test_a_name_that_has_the_same_folder_is_the_same_model(tmp_path: Path) -> None:
+    first = baselines.Snapshot(engine="e", reason="first", runs=(), measurement="m" * 64)
+    named = Place("org/demo", "here-1", {"name": "here"}, {}, "w" * 64)
+    find_or_make(named, tmp_path / "c", tmp_path / "l", first, "bootstrap").record()
+    cleaned = Place("org-demo", "here-1", {"name": "here"}, {}, "w" * 64)
+    assert find(cleaned, tmp_path / "c", tmp_path / "l") is not None

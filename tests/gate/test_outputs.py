@@ -231,6 +231,7 @@ def test_a_suite_survives_json():
         ({"prompts": [{**SUITE["prompts"][0], "expect": {"words": [1, None]}}]}, "whole number .*got None"),
         ({"prompts": [{**SUITE["prompts"][0], "expect": {"contains": [None]}}]}, "expected a text, got None"),
         ({"prompts": [{**SUITE["prompts"][0], "expect": {"contains": [[]]}}]}, "alternatives is empty"),
+        ({"prompts": [{**SUITE["prompts"][0], "expect": {"absent": [""]}}]}, "expected a text, got ''"),
         ({"prompts": [{**SUITE["prompts"][0], "expect": {"json": "yes"}}]}, "true or false, got 'yes'"),
         ({"prompts": [{"id": "a", "messages": [{"role": "user", "content": "\ud800"}]}]}, "surrogate"),
     ],
@@ -249,6 +250,12 @@ def test_a_number_that_an_answer_has_to_contain_needs_no_quotes():
     found = parse_suite({**SUITE, "prompts": prompts, "timing": {}}, "s.yaml")
     assert found.prompts[0].expect.contains == (("42",), ("7", "seven"))
     assert found.prompts[0].expect.absent == ("3.5",)
+
+
+def test_an_answer_may_be_asked_for_in_one_line():
+    prompts = [{**SUITE["prompts"][0], "expect": {"absent": ["\n"]}}]
+    found = parse_suite({**SUITE, "prompts": prompts, "timing": {}}, "s.yaml")
+    assert found.prompts[0].expect.absent == ("\n",)
 
 
 def test_a_day_that_does_not_exist_is_no_bug(tmp_path):

@@ -159,7 +159,7 @@ def _message(data: Any, where: str) -> dict[str, str | None]:
 
 def _expectation(data: Any, language: str, where: str) -> Expectation:
     fields = _mapping(data, where, _EXPECT_KEYS)
-    patterns = _texts(fields.get("regex", []), f"{where}: regex")
+    patterns = _texts(fields.get("regex", []), f"{where}: regex", blank=True)
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -172,7 +172,7 @@ def _expectation(data: Any, language: str, where: str) -> Expectation:
     return Expectation(
         contains=tuple(_choices(c, where) for c in _list(fields.get("contains", []), where)),
         regex=patterns,
-        absent=_texts(fields.get("absent", []), f"{where}: absent"),
+        absent=_texts(fields.get("absent", []), f"{where}: absent", blank=True),
         words=(words[0], words[1]),
         json=_texts(keys, f"{where}: json") if isinstance(keys, list) else _flag(keys, f"{where}: json"),
         language=_language(fields.get("language", language), where),
@@ -183,7 +183,7 @@ def _expectation(data: Any, language: str, where: str) -> Expectation:
 
 def _choices(value: Any, where: str) -> tuple[str, ...]:
     """One text, or a list of which any will do."""
-    choices = _texts(value if isinstance(value, list) else [value], f"{where}: contains")
+    choices = _texts(value if isinstance(value, list) else [value], f"{where}: contains", blank=True)
     if not choices:
         raise _bad(where, "contains: a list of alternatives is empty")
     return choices
@@ -205,8 +205,11 @@ def _text(value: Any, where: str, *, blank: bool = False) -> str:
     return str(value)
 
 
-def _texts(values: Any, where: str) -> tuple[str, ...]:
-    return tuple(_text(value, where) for value in _list(values, where))
+def _texts(values: Any, where: str, *, blank: bool = False) -> tuple[str, ...]:
+    """blank: a line break or spaces will do, as of an answer in one line; not "", which every answer has."""
+    if "" in (listed := _list(values, where)):
+        raise _bad(where, "expected a text, got ''")
+    return tuple(_text(value, where, blank=blank) for value in listed)
 
 
 def _whole(value: Any, where: str, least: int = 0) -> int:
