@@ -28,7 +28,7 @@ def _eight_bit(n: int, k: int, dtype: torch.dtype, act: torch.dtype | None) -> Q
     values = (torch.rand(n, k, generator=generator) * 2 - 1) * limit
     data = values.round().to(dtype) if dtype == torch.int8 else values.to(dtype)
     scale = torch.rand(n, 1, generator=generator) + 0.5
-    return QTensor(data, scale, None, 8, -1, (n, k), act_dtype=act)
+    return QTensor(data, scale, None, -1, 8, act_dtype=act)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,10 @@ from delivery.qtensor import QTensor
 
 CHUNK = 32
 _GROUP = 128  # of channel-wise 4-bit weights, which are repeated so that all of them have groups
+_MOST_GROUP = 1 << 15
+"""The largest group whose sums of products of 4 and 16 bits fit into the 8 lanes of 32 bits of few rows."""
+_MOST_BYTES = 1 << 17
+"""The most products of 8 bits whose sum fits into 32 bits."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -46,9 +50,13 @@ def why_not_pack(weight: torch.Tensor | QTensor) -> str | None:
     """Why a weight has no CPU form of its own."""
     if isinstance(weight, torch.Tensor):
         return None if weight.dtype in _FLOATS else f"{weight.dtype} weights are not computed with"
+    if weight.outliers is not None:
+        return "outliers are kept apart, which no kernel reads"
     if weight.bits == 4 and weight.block_size is None and weight.act_dtype is None:
         if weight.group_size != -1 and weight.group_size % CHUNK:
             return f"group size {weight.group_size} is not a multiple of {CHUNK}"
+        if weight.group_size > _MOST_GROUP:
+            return f"sums over groups of {weight.group_size} do not fit into 32 bits"
         if weight.shape[1] % max(weight.group_size, CHUNK):
             return f"{weight.shape[1]} input features do not divide into whole groups"
         return None if weight.g_idx is None or _order(weight) is not None else "groups of unequal size"
@@ -57,6 +65,8 @@ def why_not_pack(weight: torch.Tensor | QTensor) -> str | None:
             return "8-bit weights with zero points are not computed with"
         if weight.block_size is not None or weight.scale.shape[1] != 1:
             return "8-bit weights have one scale per output feature here"
+        if weight.act_dtype == torch.int8 and weight.shape[1] > _MOST_BYTES:
+            return f"sums over {weight.shape[1]} input features do not fit into 32 bits"
         return None
     return f"{weight.bits}-bit weights of this kind are not computed with"
 
