@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MOST_SKIPPED = 0.5
 """Share of a suite's prompts that may be skipped; what is left would say little about the model."""
+_ANSWER = "."
+"""In the place of an answer that the model has still to give; its tokens are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ def fitting(
 
 
 def _of(suite: Suite, prompt: Prompt, count: Count) -> Skipped:
-    given = [{"role": str(m["role"]), "content": m["content"] or ""} for m in prompt.messages]
-    # The model also writes the assistant's messages that have no content.
+    # The model also writes the assistant's messages that have no content; some templates refuse empty ones.
+    given = [
+        {"role": str(m["role"]), "content": _ANSWER if m["content"] is None else m["content"]}
+        for m in prompt.messages
+    ]
     answers = 1 + sum(m["content"] is None for m in prompt.messages)
     return Skipped(suite.name, prompt.id, count(given), answers * prompt.max_tokens)
