@@ -122,7 +122,8 @@ def against(
     for metric in judged:
         past = before.get(metric.name)
         if past and metric.name.endswith("perplexity") and metric.value > past * drift:
-            metric = replace(metric, status=Verdict.FAIL.value, limit=metric.limit or past * drift)
+            limit = metric.limit if metric.status == Verdict.FAIL else past * drift  # the one that it broke
+            metric = replace(metric, status=Verdict.FAIL.value, limit=limit)
             found.append(
                 Finding(
                     "error",
