@@ -59,7 +59,8 @@ def unpack(prefix: str, get: Get, has: Has, quantization_config: Mapping[str, An
 
 
 def is_quantized(prefix: str, has: Has, quantization_config: Mapping[str, Any]) -> bool:
-    return has(f"{prefix}.weight_scale_inv")
+    """Whether there are scales; those per tensor (`weight_scale`) are left to `unpack` to refuse."""
+    return has(f"{prefix}.weight_scale_inv") or has(f"{prefix}.weight_scale")
 
 
 def quantization_config(layers: Layers, kv: str | None = None) -> dict[str, Any]:

@@ -54,6 +54,18 @@ def test_a_weight_without_its_scales_is_no_plain_weight(tmp_path: Path, name: st
     assert caught.value.code == "quantised-tensor-missing"
 
 
+def test_fp8_with_a_scale_per_tensor_is_called_another_variant(tmp_path: Path) -> None:
+    """As AutoFP8 writes it: `quant_method: fp8` too, and nothing of it is missing."""
+    with CheckpointWriter(tmp_path / "c") as writer:
+        writer.add("l.weight", torch.ones(32, 64).to(torch.float8_e4m3fn))
+        writer.add("l.weight_scale", torch.ones(1))
+        settings = {"quant_method": "fp8", "activation_scheme": "static"}
+        writer.finish({"architectures": ["LlamaForCausalLM"], "quantization_config": settings})
+    with pytest.raises(DataError, match="this variant of fp8 cannot be read") as caught:
+        Checkpoint.open(tmp_path / "c").weight("l")
+    assert caught.value.code == "quantization-variant"
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [
