@@ -87,7 +87,7 @@ def test_a_config_of_the_wrong_kind_is_named(tmp_path: Path, name: str, config: 
 @pytest.mark.parametrize("tensor", ["qweight", "qzeros", "scales"])
 def test_an_empty_tensor_is_named(tmp_path: Path, tensor: str) -> None:
     def get(name: str, device: object = "cpu") -> torch.Tensor:
-        found = packed[name]
+        found: torch.Tensor = packed[name]
         return found[:0] if name == f"l.{tensor}" else found
 
     packed = load_format("awq").pack("l", SAMPLES["awq"])
