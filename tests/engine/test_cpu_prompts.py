@@ -85,6 +85,15 @@ def test_a_prompt_may_be_cut_anywhere(tiny_checkpoint: Path) -> None:
         assert torch.equal(parts.results[234 // most - 1], whole.results[0])
 
 
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj"])
+def test_attention_of_what_is_no_number_is_none(part: str, tmp_path: Path) -> None:
+    model = build("llama")
+    getattr(model.model.layers[1].self_attn, part).weight.data[0, 0] = float("nan")
+    model.save_pretrained(tmp_path)
+    for length in (20, 60):
+        assert all(logits.isnan().all() for logits in watched(tmp_path, (length,)).results)
+
+
 def test_other_requests_change_nothing(tiny_checkpoint: Path) -> None:
     alone = watched(tiny_checkpoint, (100,), max_num_batched_tokens=512)
     among = watched(tiny_checkpoint, (60, 100, 80), at_once=True, max_num_batched_tokens=512)

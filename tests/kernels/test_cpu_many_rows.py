@@ -99,6 +99,23 @@ def test_eight_bits_give_what_few_rows_give(dtype: torch.dtype, act: torch.dtype
     assert ((got - few).norm(dim=1) <= 2e-6 * few.norm(dim=1)).all()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rows", [1, 2, 5, SMALL_ROWS + 1])
+@pytest.mark.parametrize("form", ["w4", "int8", "bfloat16"])
+def test_what_is_no_number_stays_none_and_in_its_row(form: str, rows: int, bad: float) -> None:
+    weight: QTensor | torch.Tensor = torch.ones(20, 96, dtype=torch.bfloat16)
+    if form == "w4":
+        weight = random_weight(20, 96, 32, zero_point=True, act_order=False, seed=3, scale=torch.float16)
+    elif form == "int8":
+        weight = _eight_bit(20, 96, torch.int8, torch.int8)
+    packed, x = pack(weight), _rows(rows, 96)
+    want = linear(packed, x)
+    x[-1, 40] = bad
+    got = linear(packed, x)
+    assert not got[-1].isfinite().any()
+    assert torch.equal(got[:-1], want[:-1])
+
+
 @pytest.mark.parametrize("form", ["w4", "bfloat16"])
 def test_any_number_of_threads_gives_the_same_numbers(
     form: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

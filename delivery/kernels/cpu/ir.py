@@ -116,18 +116,18 @@ def largest_of(b: Builder, v: Value) -> Value:
     return call(b, "llvm.vector.reduce.fmax.v16f32", F32, [v], fastmath=("nnan",))
 
 
-def magnitude(b: Builder, v: Value) -> Value:
-    return call(b, "llvm.fabs.v16f32", v.type, [v])
-
-
 def nearest(b: Builder, v: Value) -> Value:
     """Rounded to whole numbers, ties to even."""
     return call(b, "llvm.rint.v16f32", v.type, [v])
 
 
 def exp(b: Builder, x: Value) -> Value:
-    """e^x of 16 floats up to 88, relative error under 2e-7 (Cephes' polynomial); below −87.3 about 1e-38."""
-    x = call(b, "llvm.maxnum.v16f32", x.type, [x, splat_const(F32, -87.3)])
+    """e^x of 16 floats up to 88, relative error under 2e-7 (Cephes' polynomial); NaN of NaN.
+
+    Below −87.3 it is about 1e-38.
+    """
+    least = splat_const(F32, -87.3)
+    x = b.select(b.fcmp_ordered("<", x, least), least, x)
     turns = nearest(b, b.fmul(x, splat_const(F32, 1.4426950408889634)))
     x = fma(b, turns, splat_const(F32, -0.693359375), x)
     x = fma(b, turns, splat_const(F32, 2.12194440e-4), x)

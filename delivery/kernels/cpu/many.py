@@ -39,7 +39,7 @@ from delivery.kernels.cpu.ir import (
     vector,
     write_f32,
 )
-from delivery.kernels.cpu.quantize import MOST_INT, NO_QUANT, QUANT_INT8, peak, quantize_row
+from delivery.kernels.cpu.quantize import MOST_INT, NO_QUANT, QUANT_INT8, at_least, peak, quantize_row
 from delivery.kernels.cpu.tiles import FEATURES as FEATURES
 from delivery.kernels.cpu.tiles import ROWS as ROWS
 from delivery.kernels.cpu.tiles import float_tile, int_tile, transpose
@@ -157,7 +157,7 @@ def pack(op: int, thread: int, block: int) -> None:
         to = packed + 2 * ROWS * block * wide + 4 * m
         for g in range(groups):
             first, count = 4 * g * group, min(group, wide - g * group)
-            scale = read_f32(fixed) if fixed != 0 else max(peak(row + first, count), least) / limit
+            scale = read_f32(fixed) if fixed != 0 else at_least(least, peak(row + first, count)) / limit
             write_f32(scales + 4 * (ROWS * g + m), scale)
             inverse = np.float32(1.0) / scale
             _scatter_ints(row + first, inverse, limit, count // CHUNK, to + ROWS * g * group * 2)

@@ -20,11 +20,9 @@ from delivery.kernels.cpu.ir import (
     LANES,
     Builder,
     Value,
+    call,
     const,
-    largest,
-    largest_of,
     load,
-    magnitude,
     nearest,
     read_f32,
     splat,
@@ -71,14 +69,18 @@ def _round_float(value: np.float32, dropped: int, smallest: np.float32) -> np.fl
 
 @intrinsic
 def peak(_t: Any, x: Any, count: Any) -> Any:
-    """The largest magnitude of `count` floats, a multiple of 16."""
+    """The largest magnitude of `count` floats, a multiple of 16; NaN where there is one.
+
+    Magnitudes are in the order of their bits, and NaN is beyond infinity.
+    """
 
     def code(_context: Any, b: Builder, _signature: Any, a: list[Value]) -> Value:
-        peak = cgutils.alloca_once_value(b, splat_const(F32, 0.0))
+        peak = cgutils.alloca_once_value(b, splat_const(I32, 0))
         with cgutils.for_range(b, b.udiv(a[1], const(LANES)), intp=I64) as loop:
-            values = load(b, b.add(a[0], b.mul(loop.index, const(4 * LANES))), vector(F32))
-            b.store(largest(b, b.load(peak), magnitude(b, values)), peak)
-        return largest_of(b, b.load(peak))
+            bits = load(b, b.add(a[0], b.mul(loop.index, const(4 * LANES))), vector(I32))
+            bits = b.and_(bits, splat_const(I32, 0x7FFFFFFF))
+            b.store(call(b, "llvm.smax.v16i32", bits.type, [b.load(peak), bits]), peak)
+        return b.bitcast(call(b, "llvm.vector.reduce.smax.v16i32", I32, [b.load(peak)]), F32)
 
     return types.float32(types.int64, types.int64), code
 
@@ -146,8 +148,14 @@ def _to_words(_t: Any, x: Any, inverse: Any, out: Any, chunks: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
+def at_least(least: np.float32, value: np.float32) -> np.float32:
+    """The larger one; NaN stays NaN, so that a row with one has it in its results."""
+    return least if value < least else value
+
+
+@njit(nogil=True, cache=True, no_cpython_wrapper=True)
 def _scale_of(x: int, count: int) -> np.float32:
-    return max(peak(x, count) / np.float32(MOST_INT), np.float32(1e-30))
+    return at_least(np.float32(1e-30), peak(x, count) / np.float32(MOST_INT))
 
 
 @njit(nogil=True, cache=True, no_cpython_wrapper=True)
@@ -183,7 +191,7 @@ def quantize_row(x: int, k: int, mode: int, fixed: int, out: int) -> np.float32:
     if fixed != 0:
         scale = read_f32(fixed)
     else:
-        scale = max(peak(x, k), np.float32(1e-12)) / limit
+        scale = at_least(np.float32(1e-12), peak(x, k)) / limit
         if mode == QUANT_INT8:
             _to_int16(x, np.float32(1.0) / scale, out, k)
             return scale
