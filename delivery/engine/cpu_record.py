@@ -210,7 +210,7 @@ class Recorder:
         self._attention(slots, keep, cpu_attention.scratch_bytes(context, slots[cpu_attention.GROUP]), out)
 
     def prompt_attention(self, slots: dict[int, int], keep: list[Any], out: Buffer) -> None:
-        """The same of any mixture; the number of blocks of queries is set by `Steps`."""
+        """The same of any mixture; the number of blocks of queries is set before a step (`cpu_prompt`)."""
         stored = {**slots, RUN: cpu_prompt.store.address, cpu_prompt.COUNT: self.rows}
         self.varying.append(Varying(len(self._operations), cpu_prompt.COUNT))
         self.varying.append(Varying(len(self._operations), PIECES, cpu_prompt.STORED))

@@ -157,7 +157,7 @@ def measure(
 
     Those within a quarter of the fastest are timed again in opposite order, and the mean counts: under long
     products a card reaches its power limit and slows down, which would favour whoever came first. What a
-    choice costs its neighbours counts too (`burden` for that many `rows`).
+    choice costs its neighbours counts too (`burden` for that many `rows`; 0: not known, nothing is added).
     A candidate that cannot be launched (RuntimeError: out of shared memory or registers) is left out.
     Raises DataError `nothing-to-measure` when none can, or none is right.
     """
@@ -186,7 +186,7 @@ def burden(choice: Choice, rows: int) -> float:
     of decode steps. fp8 at 256 rows, where it is level with our kernel by itself: 487 µs a layer of an 8B
     model with it on an H200, 422 without (docs/performance/engine.md). cuBLAS in 16 bits costs nothing more.
     """
-    return _SCALED_MM_BURDEN if choice.backend == "scaled_mm" and rows <= _DECODED_ROWS else 1.0
+    return _SCALED_MM_BURDEN if choice.backend == "scaled_mm" and 0 < rows <= _DECODED_ROWS else 1.0
 
 
 def _launched_right(candidate: Choice, right: Callable[[Choice], bool]) -> bool:

@@ -126,6 +126,12 @@ def promtool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def openssl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = shutil.which("openssl")
+    return Path(found) if found else _from_debian("openssl", "openssl", tmp_path_factory.mktemp("openssl"))
+
+
+@pytest.fixture(scope="session")
 def registry_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _from_debian("docker-registry", "docker-registry", tmp_path_factory.mktemp("registry"))
 
